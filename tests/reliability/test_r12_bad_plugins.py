@@ -93,10 +93,6 @@ CASES: tuple[tuple[str, Bad], ...] = (
     ("hook: a task of ours", hook("its task 'sft' has the same name as one of dstrain's own",
         HOOK + "from dstrain.plugin import Task\n@hookimpl\ndef dstrain_tasks():\n"
                "    def loss(predict): return predict\n    return [Task.of('sft', loss)]")),
-    ("hook: a LoRA type of ours", hook("its loratype 'lora' has the same name as one of dstrain's own",
-        HOOK + "from dstrain.plugin.lora import LoraType\n@hookimpl\ndef dstrain_lora_types(): return [LoraType()]")),
-    ("hook: LoRA formats raise", hook("dstrain_lora_formats failed: ValueError: no",
-                                      HOOK + "@hookimpl\ndef dstrain_lora_formats(): raise ValueError('no')")),
     ("hook: a command of ours", Bad("its command 'train' has the same name as one of dstrain's own",
         HOOK + "import click\n@hookimpl\ndef dstrain_commands(): return [click.Command('train')]",
         entry="bad_module", hooks=True)),

@@ -159,16 +159,8 @@ NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB
 RUN = r"run: (.+)"
 EXPORT = ("export", "--format", "comfyui", "--model", "tiny")
 STEP = "dstrain.runs.loop.update"
-GENERATE = (
-    "generate",
-    *TOY[:3],
-    "--num_inference_steps",
-    "1",
-    "--prompt",
-    "a",
-    "--output",
-    "x.png",
-)
+ONE_STEP = ("--num_inference_steps", "1", "--prompt", "a", "--output", "x.png")
+GENERATE = ("generate", *TOY[:3], *ONE_STEP)
 
 CASES = (
     Case("the end of stage 1", STAGE_1, RUN, 0),

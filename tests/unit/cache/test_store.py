@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import Frames, StateError, UsageError
+from dstrain import Frames, StateError
 from dstrain.cache import FeatureCache, ShardWriter, as_text, packed, read_shard
-from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -165,18 +164,6 @@ def test_what_is_cached_is_not_cached_again(cache: FeatureCache) -> None:
     later = fill(FeatureCache.open(cache.folder), {"b": 1, "c": 2})
     (added,) = set(later) - set(before)
     assert [as_text(row["address"]) for row in read_shard(added).rows] == [address("c")]
-
-
-@pytest.mark.parametrize(
-    ("value", "place"),
-    [(Image.new("CMYK", (1, 1)), ""), ([1, {"x": object()}], "/1/x")],
-)
-def test_what_cannot_be_stored_exactly_is_named(
-    cache: FeatureCache, value: Any, place: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        fill(cache, {"x": value})
-    assert caught.value.where == f"{address('x')}{place}"
 
 
 def test_values_are_found_and_read_by_number(cache: FeatureCache) -> None:

@@ -1,7 +1,6 @@
 """A shell completes commands, options, families and recipes."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -108,39 +107,6 @@ def test_completing_imports_no_torch() -> None:
     *found, last = done.stdout.splitlines()
     assert last == "0 set()"
     assert {f"plain,{one.name}" for one in installed()} <= {*found}
-
-
-def test_a_bash_completes_in_a_terminal(tmp_path: Path) -> None:
-    import pty  # Windows has none
-
-    bash = shutil.which("bash")
-    assert bash is not None
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    program = folder / "dstrain"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dstrain "$@"\n')
-    program.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PS1": "$ "}
-    controller, terminal = pty.openpty()
-    child = subprocess.Popen(
-        [bash, "--norc", "--noprofile", "-i"],
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env={**environment, "TERM": "dumb"},
-        start_new_session=True,
-    )
-    os.close(terminal)
-    try:
-        source = f'eval "$({VARIABLE}=bash_source dstrain)"'
-        os.write(controller, f"{source}\ndstrain --lora_ra\t".encode())
-        seen = ""
-        while "dstrain --lora_rank " not in seen:
-            seen += os.read(controller, 4096).decode(errors="replace")
-    finally:
-        child.kill()
-        child.wait()
-        os.close(controller)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

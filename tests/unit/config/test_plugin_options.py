@@ -1,6 +1,5 @@
 """Options that plugins add: as keywords, flags, entries of files."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from dstrain.cli.main import main
 from dstrain.config import as_flags, flags_by_name, validate
 from dstrain.config.json_schema import schema
 from dstrain.config.options import GenerateConfig, TrainConfig, recorded_values
-from dstrain.config.plugin_options import broken_records
 from dstrain.config.plugin_records import records
 from dstrain.errors import UsageError
 
@@ -33,7 +31,6 @@ class Own:
         if self.loud and self.depth > 5:
             raise UsageError("--loud", "is too deep")
 """
-HEAD = "from dstrain.plugin import option, options\n@options\nclass Own:\n    "
 
 
 @pytest.fixture
@@ -107,32 +104,3 @@ def test_help_and_schema_have_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["parts"]["type"] == "array"
     assert "wavy" in found["lr_scheduler"]["anyOf"][0]["enum"]
     assert "wavy" in flags_by_name(TrainConfig)["lr_scheduler"].choices
-
-
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        (HEAD + "seed: int = option('x', 'Ours.', 1)", "--seed is already one of"),
-        (HEAD + "depth: int = option('x', 'Wrong.', 'a')", "its default"),
-        (HEAD + "depth: int = option('x', 'A.', 1, affects={'all'})", "no effect"),
-        (HEAD + "depth: int = option('x', 'A.', 1, commands=('run',))", "commands"),
-        ("import av\n" + HEAD + "depth: int = option('x', 'A.', 1)", "import av"),
-        ("Own = 3", "no class of options"),
-        ("raise ValueError('no')", "cannot be imported"),
-    ],
-)
-def test_a_record_that_cannot_be_used_is_left_out_and_named(
-    fake_plugin: Install, monkeypatch: pytest.MonkeyPatch, source: str, why: str
-) -> None:
-    before = flags_by_name(TrainConfig).keys()
-    # A stand-in, since the tests' process may have imported the library.
-    monkeypatch.delitem(sys.modules, "av", raising=False)
-    fake_plugin(
-        "extra-bad",
-        {"bad": "bad_options:Own"},
-        {"bad_options": source, "av": ""},
-        group="dstrain.options",
-    )
-    (said,) = (one for one in broken_records(TrainConfig) if "extra-bad" in one)
-    assert why in said
-    assert flags_by_name(TrainConfig).keys() == before

@@ -101,6 +101,7 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("preset_lora_model", "--preset_lora_path", {"preset_lora_model": "dit"}),
     ("resume", "--overwrite", {"resume": "auto", "overwrite": True}),
     ("resume_from_checkpoint", "--overwrite", {"resume_from_checkpoint": V, "overwrite": True}),
+    ("resume", "--resume_from_checkpoint", {"resume": "auto", "resume_from_checkpoint": V}),
     ("frame_samples", "uniform", {"frame_sampling": "uniform"}),
     ("frame_samples", "uniform", {"frame_sampling": "chunk", "frame_samples": 2}),
     ("mask_column", "", {"mask_column": " "}),

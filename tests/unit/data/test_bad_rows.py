@@ -67,15 +67,6 @@ def test_all_bad_cells_are_reported_at_once_with_file_row_and_column(
     assert "\0" not in "".join(found.values())
 
 
-def test_fifty_faults_are_listed_and_the_others_counted(base: Path) -> None:
-    names = [f"{number}.png" for number in range(60)]
-    error = refusal(base, "\n".join(["image", *names]), INPUTS)
-    assert error.what.startswith("60 ")
-    assert len(error.help_lines) == 51
-    assert error.help_lines[49].startswith("metadata.csv:51:image: ")
-    assert "10" in error.help_lines[50]
-
-
 @pytest.mark.parametrize(
     ("name", "may_be_one"),
     [

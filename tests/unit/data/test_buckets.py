@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-from dstrain import UsageError
 from dstrain.data import Resolution
 from dstrain.data.buckets import Buckets
 from dstrain.plugin import Column
@@ -98,17 +97,3 @@ def test_a_small_image_is_no_fault_where_another_resolution_has_a_size_for_it(
     assert data.sample_ids.tolist() == [[0, 0], [1, 0], [1, 1]]
     assert len(data.cropped) == 3
     assert data.cropped[0] == pytest.approx(cropped((60, 40), (48, 32)))
-
-
-@pytest.mark.parametrize(
-    ("buckets", "named"),
-    [
-        (Buckets(8), "16"),
-        (Buckets(1024, least=1536), "1536"),
-        (Buckets(64, step=48, greatest=40, least=60), "--bucket_max_side"),
-    ],
-)
-def test_limits_without_a_bucket_are_refused(buckets: Buckets, named: str) -> None:
-    with pytest.raises(UsageError, match=named) as caught:
-        buckets.sizes(16)
-    assert caught.value.where == "--resolution"

@@ -8,7 +8,7 @@ from dstrain.data import Dataset
 from dstrain.plugin import Column
 from PIL import Image
 
-from tests.support.datasets import bad_cells, faults, open_rows, refusal
+from tests.support.datasets import bad_cells, faults, open_rows
 from tests.support.family import write_data
 from tests.support.runs import train
 
@@ -137,13 +137,6 @@ def test_a_link_may_lead_from_one_folder_to_another_and_nowhere_else(
     (absent,) = reasons(folders[:1], str(folders[1].parent / "none/two.png"))
     assert "--dataset_root" not in absent
     assert loop.replace("loop", "gone") == gone
-
-
-def test_a_root_that_is_no_folder_is_named_by_its_flag(folders: Folders) -> None:
-    rows = [{"image": "one.png"}]
-    error = refusal(folders[0], rows, IMAGE, roots=(folders[0] / "one.png",))
-    assert error.where == "--dataset_root"
-    assert str(folders[0] / "one.png") in error.what
 
 
 @pytest.mark.usefixtures("tiny")

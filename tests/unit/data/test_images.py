@@ -196,18 +196,6 @@ def test_16_bit_grey_is_scaled_and_rounded(tmp_path: Path) -> None:
     assert found.tolist() == [[0, 0, 1, 1, 1, 128, 254, 255, 255]]
 
 
-def test_what_is_no_image_is_refused_from_the_header_and_programs_are_not_run(
-    tmp_path: Path,
-) -> None:
-    program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
-    without_plain_meaning = encoded("TIFF", Image.fromarray(UPRIGHT).convert("LAB"))
-    for content in (b"", b"hello", program, without_plain_meaning):
-        (tmp_path / "a.png").write_bytes(content)
-        with pytest.raises(UsageError) as caught:
-            read_size(tmp_path / "a.png")
-        assert caught.value.where == str(tmp_path / "a.png")
-
-
 def test_damaged_exif_data_is_no_reason_to_refuse(tmp_path: Path) -> None:
     Image.fromarray(UPRIGHT).save(tmp_path / "a.png", exif=b"Exif\x00\x00garbage!")
     assert read_size(tmp_path / "a.png") == (48, 32)

@@ -19,7 +19,7 @@ from dstrain.plugin import Column, Measured
 from dstrain.storage import Digests
 from PIL import Image
 
-from tests.support.datasets import bad_cells, open_rows, refusal
+from tests.support.datasets import bad_cells, open_rows
 from tests.support.videos import film, folder, frame, gif, seconds, steady
 
 NEAR = 0.02
@@ -152,17 +152,6 @@ def test_a_video_too_short_for_the_clips_of_the_learned_one_is_a_bad_cell(
     rows += [{"video": "still.png", "mask": "square.png"}]
     found = bad_cells(scenes, rows, inputs, sampling=nine)
     assert list(found) == ["metadata.json:2:mask"]
-
-
-def test_a_number_of_frames_that_no_video_input_can_have_is_refused(
-    scenes: Path,
-) -> None:
-    ten = FrameSampling(10)
-    error = refusal(scenes, rows_of("long.mp4"), SCENE, sampling=ten)
-    assert error.where == "--num_frames"
-    assert {"10", "4n+1;", "9"} <= set(error.what.split())
-    data = sampled(scenes, "long.mp4", frames=10, inputs={"prompt": Column("prompt")})
-    assert data.sample_ids.tolist() == [[0, 0]]
 
 
 def test_clips_with_too_few_frames_to_learn_from_are_bad_cells(scenes: Path) -> None:

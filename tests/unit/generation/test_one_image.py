@@ -21,8 +21,6 @@ from dstrain import (
     generate,
 )
 from dstrain.config import LoraFile, NamedInput, parse_lora
-from dstrain.graph import LongPrompt
-from dstrain.graph.long_prompts import report_long_prompt
 from dstrain.pipeline.loading import Loader
 from dstrain.plugin.functional import tensor_to_image
 from dstrain.training import LESS_MEMORY
@@ -30,7 +28,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.support import family
-from tests.support.family import Prompt, weights_of, write
+from tests.support.family import weights_of, write
 from tests.support.generating import generation, pixels, texts
 from tests.support.runs import configs, project, train
 
@@ -294,26 +292,3 @@ def test_a_lack_of_memory_is_explained(
     with pytest.raises(OutOfMemory) as caught:
         generate(config)
     assert caught.value.help_lines == LESS_MEMORY
-
-
-def test_a_prompt_that_is_cut_is_named_and_refused_if_wanted_and_unusual(
-    config: GenerateConfig,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def cut_prompt(prompt: str, *, text_encoder: Any, tokenizer: Any) -> Prompt:
-        report_long_prompt(LongPrompt("CLIP", 80, 75, "end", usual=prompt == "usual"))
-        return family.encode_prompt(
-            prompt, text_encoder=text_encoder, tokenizer=tokenizer
-        )
-
-    spec = replace(family.BASE, units=(cut_prompt, *family.BASE.units[1:]))
-    monkeypatch.setitem(family.PIPELINES, "base", spec)
-    for prompt, mode in (("usual", "error"), ("dog", "truncate")):
-        flags = {"prompt": prompt, "on_long_prompt": mode, "overwrite": True}
-        generate(replace(config, **flags))
-        warning = capsys.readouterr().err
-        assert "warning: --prompt: " in warning and " 80 " in warning
-    with pytest.raises(UsageError, match=r"80 .*75") as refused:
-        generate(replace(config, on_long_prompt="error", overwrite=True))
-    assert refused.value.where == "--prompt"

@@ -20,8 +20,3 @@ def test_a_toy_for_which_the_disk_has_no_room_is_a_fault_of_the_system(
     with pytest.raises(SystemFault, match=r"No space left(?s:.*)TMPDIR") as caught:
         write_toy(family, "base", tmp_path)
     assert caught.value.where == str(tmp_path)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}

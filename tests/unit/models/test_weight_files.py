@@ -130,9 +130,3 @@ def test_a_damaged_or_absent_file_is_named(suffix: str, tmp_path: Path) -> None:
     torn.write_bytes(content[:-9])
     with pytest.raises(StateError, match=torn.name):
         next(reading)
-
-
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    os.mkfifo(path)
-    refused(path, "regular file")

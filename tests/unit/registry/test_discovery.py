@@ -10,7 +10,7 @@ import pytest
 from dstrain import UsageError
 from dstrain.cli.main import main
 from dstrain.installed import Installed, installed
-from dstrain.registry import load_family, refuse_unknown, usable_families, variant_of
+from dstrain.registry import load_family, refuse_unknown, usable_families
 
 Install = Callable[..., Path]
 Source = Callable[..., str]
@@ -82,16 +82,6 @@ def test_a_plugin_to_leave_out_must_be_there() -> None:
     refuse_unknown("plugin-faky")
     with pytest.raises(UsageError, match=r"-p: .*'fakky'.*'faky'"):
         refuse_unknown("fakky")
-
-
-@pytest.mark.usefixtures("faky")
-def test_a_variant_is_the_first_or_the_one_named() -> None:
-    family = load_family("faky")
-    assert (variant_of(family, None), variant_of(family, "edit")) == ("base", "edit")
-    with pytest.raises(UsageError, match=r"--variant: .*'edti'.*base, edit.*'edit'"):
-        variant_of(family, "edti")
-    with pytest.raises(UsageError, match=r"--variant: .*''.*base, edit"):
-        variant_of(family, "")
 
 
 def test_finding_plugins_needs_no_torch() -> None:

@@ -1,7 +1,6 @@
 """A configuration becomes a run, or is refused by its option."""
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from dstrain import Task, TrainConfig, UsageError, run
-from dstrain.models import default_device
 from torch import nn
 
 from tests.support import family
@@ -20,7 +18,6 @@ from tests.support.runs import config, log, project, train, training_run, weight
 pytestmark = pytest.mark.usefixtures("tiny")
 
 
-TRAINED_TWICE = {"trainable_models": "dit", "lora_base_model": "dit"}
 WITHOUT_BLOCKS = {"trainable_models": "vae.encoder", "use_gradient_checkpointing": True}
 NO_TIMESTEPS = {"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5}
 
@@ -28,14 +25,7 @@ NO_TIMESTEPS = {"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5}
 @pytest.mark.parametrize(
     ("changes", "option", "named"),
     [
-        ({"model": "tinny"}, "--model", "'tiny'"),
-        ({"variant": "othr"}, "--variant", "'other'"),
-        ({"task": "stf"}, "--task", "'sft'"),
-        ({"task": "sft:trian"}, "--task", "'sft:train'"),
         ({"trainable_models": "dot"}, "--trainable_models", "'dit'"),
-        (TRAINED_TWICE, "--lora_base_model", "--trainable_models"),
-        ({"dataset_base_path": None}, "--dataset_base_path", ""),
-        ({"output_path": None}, "--output_path", ""),
         (WITHOUT_BLOCKS, "--use_gradient_checkpointing", "Vae"),
         (NO_TIMESTEPS, "--min_timestep_boundary", "0.5"),
     ],
@@ -47,20 +37,6 @@ def test_what_is_unknown_or_missing_is_refused_by_its_option(
         run(config(here, **changes))
     assert caught.value.where == option
     assert named in caught.value.what
-
-
-def test_a_blank_cell_that_the_run_needs_is_named_by_row_and_column(
-    here: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(here / "data", tmp_path / "data")
-    (tmp_path / "data/metadata.json").unlink()
-    (tmp_path / "data/metadata.csv").write_text(
-        "image,prompt\n0.png,a dog\n,a cat\n1.png,\n,\n"
-    )
-    with pytest.raises(UsageError) as refused:
-        train(here, dataset_base_path=tmp_path / "data", output_path=tmp_path / "out")
-    places = [line.rpartition(": ")[0] for line in refused.value.help_lines]
-    assert places == ["metadata.csv:3:image", "metadata.csv:5:image"]
 
 
 @pytest.mark.parametrize(
@@ -162,30 +138,6 @@ def test_a_unit_may_run_an_expert_of_which_a_part_is_trained_in_bf16(
     flags = {"trainable_models": "dit2.blocks.0", "mixed_precision": "bf16"}
     paths = json.dumps([own, second, *others])
     train(tmp_path, max_steps=1, model_paths=paths, **flags)
-
-
-@pytest.mark.parametrize(
-    ("flag", "launched", "precision"),
-    [
-        (None, None, "no"),
-        ("bf16", None, "bf16"),
-        (None, "bf16", "bf16"),
-        ("no", None, "no"),
-    ],
-)
-def test_precision_is_the_flags_else_the_launchers_else_that_of_the_device(
-    flag: str | None,
-    launched: str | None,
-    precision: str,
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if launched:
-        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
-    setup = training_run(config(here, mixed_precision=flag)).setup
-    assert default_device().type == "cuda" or setup.mixed_precision == precision
-    dtypes = {"bf16": torch.bfloat16, "no": torch.float32}
-    assert setup.dtype == dtypes[setup.mixed_precision]
 
 
 TASKS = """

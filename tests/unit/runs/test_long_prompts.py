@@ -72,18 +72,6 @@ def test_rows_of_a_second_dataset_are_named_by_its_own_name_and_counted_apart(
     assert len(said) == 3
 
 
-def test_an_error_names_the_row_and_what_is_cut_and_usual_cuts_are_none(
-    here: Path, tmp_path: Path
-) -> None:
-    strict: dict[str, Any] = {
-        "on_long_prompt": "error",
-        "output_path": tmp_path / "out",
-    }
-    with pytest.raises(UsageError, match=r"T5 .* 12.*a bridge") as caught:
-        train(here, **strict)
-    assert caught.value.where == LONG_ROW
-
-
 def test_what_stage_1_cut_stage_2_knows_also_after_a_kill(
     here: Path, tmp_path: Path
 ) -> None:

@@ -57,30 +57,3 @@ def test_a_saved_state_is_noted_once(tmp_path: Path) -> None:
     # Older versions did not write it down.
     (tmp_path / RUN).write_text('{"files": [["a", 0]]}')
     assert RunFiles.read(tmp_path).committed
-
-
-def test_the_newest_weights_are_of_one_step_and_all_exist(tmp_path: Path) -> None:
-    def weights(step: int, ending: str = "") -> list[Path]:
-        parts = (f"step-{step}.{part}{ending}.safetensors" for part in "ab")
-        return [tmp_path / name for name in parts]
-
-    files = RunFiles.read(tmp_path)
-    for step in (1, 2):
-        paths = [*weights(step), *weights(step, ".ema")]
-        files.add([path.name for path in paths], step)
-        for path in paths:
-            path.touch()
-    assert files.newest_weights() == weights(2)
-    # Those of a state to resume from are not.
-    files.add(["state-3/a.safetensors"], 3)
-    files.prune_weights(2)
-    assert files.newest_weights() == weights(2)
-    weights(2)[0].unlink()
-    assert files.newest_weights() == weights(1)
-    weights(1)[1].unlink()
-    assert files.newest_weights() == []
-    missing = [weights(2)[0].name, weights(1)[1].name]
-    assert files.missing_weights() == missing
-    files.prune_weights(1)
-    left = [weights(2)[1], *weights(2, ".ema")]
-    assert sorted(tmp_path.glob("*.safetensors")) == sorted(left)

@@ -1,10 +1,8 @@
 """Samples to a batch: joined, padded to its longest, or refused by name."""
 
-from typing import Any
-
 import pytest
 import torch
-from dstrain import Frames, UsageError
+from dstrain import UsageError
 from dstrain.training.collate import collate
 
 
@@ -36,33 +34,6 @@ def test_lists_and_records_are_joined_item_by_item() -> None:
     value = collate(samples, {"many": 1})["value"]
     assert [item.shape for item in value["many"]] == [(2, 1), (2, 2)]
     assert value["size"] == 3
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("a", "b"),
-        (1, 2),
-        (1, True),
-        (None, 1),
-        (ramp(1, 1), None),
-        (None, ramp(1, 1)),
-        (ramp(1, 1), ramp(1, 2)),
-        (ramp(1, 1), ramp(1, 1, 1)),
-        (ramp(1, 1), ramp(1, 1).double()),
-        (ramp(2, 1), ramp(2, 1)),
-        (ramp(), ramp()),
-        ([ramp(1, 1)], [ramp(1, 1), ramp(1, 1)]),
-        ({"a": 1}, {"b": 1}),
-        (Frames(ramp(1, 1), 8.0), Frames(ramp(1, 1, start=2), 8.0)),
-        (Frames(ramp(1, 1), 8.0), Frames(ramp(1, 1), 9.0)),
-    ],
-)
-def test_samples_that_differ_in_what_cannot_be_joined_are_refused_by_name(
-    one: Any, other: Any
-) -> None:
-    with pytest.raises(UsageError, match=r"value style(.|\n)*--batch_size 1"):
-        collate([{"style": one}, {"style": other}], {})
 
 
 def test_the_error_shows_what_each_sample_has() -> None:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from dstrain import UsageError
 from dstrain.data import Table
 from dstrain.data.forms import Reading, find_source, read_metadata
 
@@ -88,69 +87,6 @@ def test_columns_are_those_of_all_rows(tmp_path: Path) -> None:
     # A header may stand alone, and a single column hold commas in quotes.
     assert read(tmp_path, "m.csv", "image,prompt\n").columns == ("image", "prompt")
     assert texts(read(tmp_path, "m.csv", 'a\n"b, c"\n'), "a") == ["b, c"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "places"),
-    [
-        ("m.csv", "", "m.csv"),
-        ("m.csv", "image,prompt\na.png\nb,x\nc,x,y\n", "m.csv:2 m.csv:4"),
-        ("m.csv", 'image,prompt\na.png,"open\nb.png,x\n', "m.csv:2"),
-        ("m.csv", 'image,prompt\na.png,"x"y\n', "m.csv:2"),
-        ("m.csv", 'a,b\n"x,y\n', "m.csv:2"),
-        ("m.csv", "a,b\nx,y\0\n\0,z\n", "m.csv:2:b m.csv:3:a"),
-        ("m.csv", "a,b\nx\0,y,z\n", "m.csv:2:a m.csv:2"),
-        ("m.csv", f"a,b\nx,{LONG}\n{LONG},\n", "m.csv:2:b m.csv:3:a"),
-        ("m.json", '{"prompt": "a"}', "m.json"),
-        ("m.json", '[{"prompt": "a"},]', "m.json"),
-        ("m.json", '[{"prompt": "a"}, ["b"], "c"]', "m.json:2 m.json:3"),
-        ("m.json", '[{"a": {"b": 1}}, {"a": [["x"]]}]', "m.json:1:a m.json:2:a"),
-        ("m.json", '[{"a": ["x", null]}]', "m.json:1:a"),
-        ("m.json", '[{"a": NaN}]', "m.json:1:a"),
-        ("m.json", "[" * 100_000, "m.json"),
-        ("m.json", '[{"a": "\\ud800"}, {"a": ["\\u0000"]}]', "m.json:1:a m.json:2:a"),
-        ("m.json", '{"a": ["b"]}', "m.json"),
-        ("m.jsonl", '{"a": "x"}\n{"a": \n{"a": "x"\n', "m.jsonl:2 m.jsonl:3"),
-        ("m.jsonl", '{"a": "x", "a": "y"}', "m.jsonl:1:a"),
-        ("m.jsonl", f'{{"a": "{LONG}"}}', "m.jsonl:1:a"),
-        ("m.jsonl", '[{"a": "b"},\n{"a": "c"}]', "m.jsonl:1 m.jsonl:2"),
-        ("m.jsonl", '["a"]\n{"a": "b"}\n', "m.jsonl:1"),
-    ],
-)
-def test_what_is_not_one_clean_table_is_refused_by_its_places(
-    tmp_path: Path, name: str, content: str, places: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        read(tmp_path, name, content)
-    listed = [line.partition(": ")[0] for line in caught.value.help_lines]
-    found = [place for place in listed if place.startswith(name)]
-    assert found or caught.value.where == str(tmp_path / places)
-    assert (found or [places]) == places.split()
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "named"),
-    [
-        ("m.csv", "image,image\na,b\n", "'image'"),
-        ("m.csv", ",image\n0,b\n", "column 1"),
-        ("m.csv", "image, prompt\na,b\n", "' prompt'"),
-        ("m.csv", "a,b\n".encode("utf-16-be"), "column 1"),
-        ("m.json", '[{"\\ud800": "a"}]', "column 1"),
-        ("m.csv", b"image,prompt\na.png,caf\xe9\n", "m.csv:2:prompt: is not UTF-8"),
-        ("m.csv", "i\0mage\n".encode("utf-16"), "0xff"),
-        ("m.csv", ("猫犬" * 40).encode("utf-16"), "0xff"),
-        ("m.json", '[{"a": "b"}]'.encode("utf-32"), "not valid JSON"),
-        ("m.json", '{"a": 1}\n{"a": 2}\n', ".jsonl"),
-        ("m.txt", "a", ".csv"),
-    ],
-)
-def test_a_file_that_is_no_table_at_all_is_refused_with_what_it_has(
-    tmp_path: Path, name: str, content: str | bytes, named: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        read(tmp_path, name, content)
-    assert caught.value.where == str(tmp_path / name)
-    assert named in str(caught.value)
 
 
 def test_a_cell_may_be_as_long_as_the_limit(tmp_path: Path) -> None:

@@ -337,31 +337,6 @@ def test_ctrl_c_says_how_to_run_again(
     assert tuple(re.findall(r"--\w+", caught.value.help_lines[0])) == advice
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"resume": "auto", "overwrite": True},
-        {"resume": "auto", "resume_from_checkpoint": Path("x")},
-        {"resume_from_checkpoint": Path("x"), "overwrite": True},
-    ],
-)
-def test_two_ways_to_begin_are_refused_naming_both(
-    given: dict[str, Any], here: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        train(here, output_path=tmp_path, **given)
-    assert all(f"--{name}" in str(caught.value) for name in given)
-
-
-@pytest.mark.parametrize("holds_a_run", [False, True])
-def test_a_folder_in_use_is_refused_naming_the_process(
-    holds_a_run: bool, here: Path, out: Path, tmp_path: Path
-) -> None:
-    folder = out if holds_a_run else tmp_path / "new"
-    with lock(folder), pytest.raises(StateError, match=str(os.getpid())):
-        train(here, output_path=folder, max_steps=1)
-
-
 def test_a_folder_with_a_run_is_refused_before_libraries_are_loaded(
     here: Path,
     trained: Path,

@@ -1,27 +1,22 @@
 """What a training run writes: names, contents, and what is refused."""
 
 import json
-import shutil
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
-from dstrain import DstrainError
 from dstrain.cli.main import main
 from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.storage import CHECKSUM, read_tensors
 from safetensors import safe_open
 
 from tests.support.runs import (
-    PowerCut,
     config,
     files,
     log,
     outcome,
     same,
-    stop_at,
     train,
     training_run,
 )
@@ -124,42 +119,6 @@ def test_a_complete_run_writes_weights_that_are_gone_again_from_its_state(
     written = last.stat().st_mtime_ns
     train(here, output_path=tmp_path, resume="auto", **flags)
     assert last.stat().st_mtime_ns == written
-
-
-TEN_STEPS = MappingProxyType({"max_steps": 10, "save_steps": 4})
-
-
-@pytest.fixture(scope="module")
-def cut(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a whole run, and one that lost its power after six steps."""
-    folder = tmp_path_factory.mktemp("cut")
-    train(here, output_path=folder / "whole", **TEN_STEPS)
-    with pytest.raises(PowerCut):
-        train(here, stop_at(6), output_path=folder / "cut", **TEN_STEPS)
-    return folder
-
-
-@pytest.mark.parametrize(
-    "torn", ["", "7", "2,0,0.5", "7,1,0.5,0.01,0.1,10,0.1,0", "\n"]
-)
-def test_a_log_cut_off_anywhere_continues_without_gaps_or_doubles(
-    torn: str, here: Path, cut: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(cut / "cut", tmp_path, dirs_exist_ok=True)
-    path = tmp_path / "logs/loss.csv"
-    path.write_text(path.read_text() + torn)
-    train(here, output_path=tmp_path, resume="auto", **TEN_STEPS)
-    assert same(log(cut / "whole"), log(tmp_path))
-
-
-def test_an_output_that_cannot_be_written_is_named_before_any_model_is_opened(
-    here: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("")
-    flags = {"model_paths": '["nothing.safetensors"]'}
-    with pytest.raises(DstrainError, match="file") as caught:
-        train(here, output_path=tmp_path / "file/out", **flags)
-    assert caught.value.exit_code == 4
 
 
 def test_what_a_header_records_and_the_digest_of_the_options_do_not_change(

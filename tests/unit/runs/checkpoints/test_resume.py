@@ -38,18 +38,6 @@ def test_resume_starts_a_run_anew_that_ended_before_its_first_save(
     assert same(outcome(out), outcome(tmp_path / "whole"))
 
 
-def test_resume_does_not_start_a_run_anew_whose_states_are_gone(
-    here: Path, tmp_path: Path
-) -> None:
-    train(here, output_path=tmp_path, max_steps=1)
-    shutil.rmtree(tmp_path / "states")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(StateError) as caught:
-        train(here, output_path=tmp_path, max_steps=2, resume="auto")
-    assert "--overwrite" in caught.value.help_lines[0]
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.parametrize("path", ["nothing", "out", "out/step-2.safetensors", "empty"])
 def test_a_path_that_is_no_state_is_refused(
     path: str, here: Path, tmp_path: Path

@@ -165,22 +165,3 @@ def test_a_black_mask_is_refused_by_the_name_of_its_own_column(place: Path) -> N
     own = entry(place, mask_column="shape", unmasked_weight=0.1)
     rows = resolve(config(place, mask_column="mask", dataset=(own,))).dataset.rows
     assert load_cell(rows[9]["loss_mask"]).getextrema() == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("own", "where", "named"),
-    [
-        ({"mask_column": "shap"}, "--mask_column", "'shape'"),
-        ({"mask_column": " "}, "--mask_column", "empty"),
-        ({"mask_column": "shape", "alpha_mask": True}, "--alpha_mask", "--mask_column"),
-        ({"unmasked_weight": 0.5}, "--unmasked_weight", "--mask_column"),
-        ({"mask_column": "shape", "unmasked_weight": 1}, "unmasked_weight", "1"),
-        ({"alpha_mask": True}, "--alpha_mask", "'image'"),
-    ],
-)
-def test_wrong_masks_of_a_dataset_are_refused_with_its_number(
-    place: Path, own: dict[str, Any], where: str, named: str
-) -> None:
-    with pytest.raises(UsageError, match=named) as caught:
-        run(config(place, dataset=(entry(place, **own),), max_steps=1))
-    assert caught.value.where == f"--dataset 1: {where}"

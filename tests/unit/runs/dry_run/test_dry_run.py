@@ -154,33 +154,6 @@ def test_a_folder_that_holds_a_run_is_refused_as_by_the_run(
     assert "error: out: " in said and "logs/config.json" in said
 
 
-def test_rows_that_are_no_rows_are_refused_or_skipped(
-    bare: Command, tmp_path: Path
-) -> None:
-    (tmp_path / "metadata.csv").write_text("image,prompt\n0.png,a,b\n1.png,a\n")
-    said = bare("--dataset_base_path .", code=2)
-    assert said.splitlines()[1].startswith("  metadata.csv:2: ")
-    printed = bare("--dataset_base_path . --on_bad_sample skip")
-    assert "1 row in metadata.csv" in printed
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "named"),
-    [
-        ("--task", "sfft", "'sft'"),
-        ("--lora_base_model", "dot", "'dit'"),
-        ("--extra_inputs", "imgae", "'imgae'"),
-        ("--variant", "bsae", "'base'"),
-    ],
-)
-def test_what_is_wrong_is_found_without_a_run(
-    flag: str, value: str, named: str, bare: Command
-) -> None:
-    said = bare(f"--dataset_base_path . {flag} {value}", code=2)
-    assert said.startswith(f"dstrain: error: {flag}: ")
-    assert named in said
-
-
 def test_saved_weights_to_start_from_are_compared_with_what_is_trained(
     here: Path, tmp_path: Path, page: Page
 ) -> None:

@@ -93,14 +93,6 @@ def test_files_and_states_of_bf16_weights(here: Path) -> None:
     assert dtypes == [{torch.bfloat16}, {torch.bfloat16}, {torch.float32}]
 
 
-def test_each_component_learns_at_its_rate(here: Path) -> None:
-    flags = {"trainable_models": "dit,text_encoder", "max_steps": 1}
-    out = train(here, learning_rate="dit=1e-2,text_encoder=1e-3", **flags)
-    assert [row["learning_rate"] for row in log(out)] == [1e-2]
-    groups = load_state(states(out)[0]).optimizer["param_groups"]
-    assert [group["lr"] for group in groups] == [1e-2, 1e-3]
-
-
 def validation(folder: Path, row: int) -> dict[str, str]:
     with (folder / "logs/validation.csv").open() as file:
         return list(csv.DictReader(file))[row]
