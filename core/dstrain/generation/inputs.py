@@ -87,11 +87,8 @@ def _parse(
     texts: Mapping[str, list[str]], spec: PipelineSpec, config: GenerateConfig
 ) -> dict[str, Any]:
     """Read inputs as a table of one row would be read, with a column for each."""
-    columns = {
-        name: as_column(name, source)
-        for name, source in spec.inputs.items()
-        if name in texts
-    }
+    given = ((name, one) for name, one in spec.inputs.items() if name in texts)
+    columns = {name: as_column(name, one) for name, one in given}
     if not columns:
         return {}
     row = {name: _cell(texts[name], column) for name, column in columns.items()}
@@ -123,7 +120,6 @@ def data_config(config: GenerateConfig, folder: Path) -> DataConfig:
 def notice(mode: OnLongPrompt, where: str, found: LongPrompt) -> None:
     """Warn of a prompt that is cut, or raise UsageError, as --on_long_prompt says."""
     if mode == "error" and not found.usual:
-        raise UsageError(
-            where, str(found), "shorten it, or give --on_long_prompt truncate"
-        )
+        advice = "shorten it, or give --on_long_prompt truncate"
+        raise UsageError(where, str(found), advice)
     logger.warning(f"{where}: {found}")

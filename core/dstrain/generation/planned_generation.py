@@ -41,22 +41,14 @@ class PlannedGeneration:
         """Measure networks that are built without memory."""
         missing: list[MissingFiles] = []
         found = source.find(missing)
-        pipeline = Pipeline.from_found(
-            source.family,
-            source.spec,
-            found,
-            default_device(),
-            source.dtype,
-            empty=True,
-        )
+        given = (source.family, source.spec, found, default_device(), source.dtype)
+        pipeline = Pipeline.from_found(*given, empty=True)
         components = {
             name: planned_component(name, network, has_lora=False)
             for name, network in pipeline.components.items()
             if isinstance(network, nn.Module)
         }
-        kept = {
-            name: kept_weights(one, found.keepers) for name, one in components.items()
-        }
+        kept = {k: kept_weights(one, found.keepers) for k, one in components.items()}
         absent = [f"{error.where}: {error.what}" for error in missing]
         return cls(source.config, call, components, kept, absent)
 
@@ -70,9 +62,8 @@ class PlannedGeneration:
         lines += ["", "from"]
         for name, one in self.components.items():
             words = ", ".join(filter(None, (one.dtype, self.kept[name].words)))
-            lines.append(
-                f"    {name}: {as_size(sum(self.kept[name].sizes))} in {words}"
-            )
+            size_here = as_size(sum(self.kept[name].sizes))
+            lines.append(f"    {name}: {size_here} in {words}")
         lines += [f"    LoRA {lora.path}:{lora.scale:g}" for lora in self.config.lora]
         if self.absent:
             lines += ["", "to fetch", *fitted(f"    {line}" for line in self.absent)]

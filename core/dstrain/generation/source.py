@@ -61,9 +61,8 @@ class PipelineSource:
 
     def find(self, absent: list[MissingFiles] | None = None) -> Found:
         """Find the files of every component that inference loads; see `find_for_inference`."""
-        found = find_for_inference(
-            self.family, self.spec, self.models, self.keepers, absent
-        )
+        given = (self.family, self.spec, self.models, self.keepers)
+        found = find_for_inference(*given, absent)
         files = with_presets({**found.files, **self.weights}, self.presets)
         return replace(found, files=files)
 
@@ -81,13 +80,11 @@ class PipelineSource:
 
     def load(self) -> Pipeline:
         """Load the pipeline and add the LoRAs."""
-        pipeline = Pipeline.from_found(
-            self.family, self.spec, self.find(), default_device(), self.dtype
-        )
-        for lora in self.config.lora:
-            pipeline.load_lora(
-                lora.path, lora.scale, lora.component, lora.alpha, lora.skip_missing
-            )
+        given = (self.family, self.spec, self.find(), default_device(), self.dtype)
+        pipeline = Pipeline.from_found(*given)
+        for one in self.config.lora:
+            how = (one.scale, one.component, one.alpha, one.skip_missing)
+            pipeline.load_lora(one.path, *how)
         return pipeline
 
 

@@ -86,8 +86,5 @@ def _preset_of(
     if file.training_only:
         return {}
     preset = find_preset(file, named, family, family.spec(variant))
-    return {
-        name: replace(preset.file, component=name)
-        for name in preset.components
-        if name not in full
-    }
+    left = [name for name in preset.components if name not in full]
+    return {name: replace(preset.file, component=name) for name in left}

@@ -122,9 +122,8 @@ class BoundSpec:
         for expert in dict.fromkeys(chosen):
             rows = [row for row, one in enumerate(chosen) if one == expert]
             selected = recursively_apply(itemgetter(rows), conditions)
-            part = self._predict(
-                expert, noisy_latents[rows], timestep[rows], selected, branch
-            )
+            noisy, at = noisy_latents[rows], timestep[rows]
+            part = self._predict(expert, noisy, at, selected, branch)
             predictions.update(zip(rows, part, strict=True))
         return torch.stack([predictions[row] for row in range(len(chosen))])
 

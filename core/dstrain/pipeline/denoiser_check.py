@@ -40,11 +40,8 @@ def check_denoiser(family: ModelFamily, spec: PipelineSpec, found: Found) -> Non
     # A flag may say what the configuration does not.
     flags = {option.field for option in family.options}
     experts = spec.experts.components if spec.experts else (family.default_trainable,)
-    wanted = {
-        entry: value
-        for entry, value in spec.denoiser_config.items()
-        if entry not in flags
-    }
+    own = spec.denoiser_config.items()
+    wanted = {entry: value for entry, value in own if entry not in flags}
     for name in experts:
         config = found.configs.get(name)
         if config is None:

@@ -113,9 +113,8 @@ def plan_inference(
     if from_latents:
         check_start(spec, inputs)
     guided = sampling.guidance_scale > 1
-    negatives = {
-        negative for positive, negative in spec.cfg_inputs.items() if positive in inputs
-    }
+    pairs = spec.cfg_inputs.items()
+    negatives = {negative for positive, negative in pairs if positive in inputs}
     if guided and arguments.get("guidance_scale") is not None:
         for name in sorted(negatives - {*inputs, *arguments}):
             if spec.inputs[name].kind != "text":

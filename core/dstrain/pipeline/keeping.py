@@ -84,9 +84,7 @@ def with_presets(
 
     presets: Component -> its LoRA file.
     """
-    return {
-        name: replace(part, preset=presets.get(name)) for name, part in files.items()
-    }
+    return {name: replace(one, preset=presets.get(name)) for name, one in files.items()}
 
 
 def given_expert(

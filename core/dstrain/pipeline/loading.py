@@ -183,9 +183,8 @@ class Loader:
                 loras = read_preset(preset, self.family, network, unused)
                 changes: dict[str, Change] = {}
                 for lora in loras:
-                    changes |= {
-                        f"{name}.weight": one for name, one in lora.layers.items()
-                    }
+                    own = lora.layers.items()
+                    changes |= {f"{layer}.weight": one for layer, one in own}
                     changes |= lora.merged
                 self._change = _PresetChange(changes, preset.scale, tuple(loras))
         return self._change

@@ -45,10 +45,8 @@ def weigh_latents(
         unmasked_weight: The weight where it is 0.
     """
     if len(latent_shape) < 4:
-        raise UsageError(
-            "masks",
-            f"latents of shape {list(latent_shape)} have no height and width to mask",
-        )
+        what = f"latents of shape {list(latent_shape)} have no height and width"
+        raise UsageError("masks", what)
     pixels = torch.from_numpy(np.array(mask_channel(loss_mask)))
     height, width = latent_shape[-2:]
     mask = adaptive_avg_pool2d(pixels[None].float() / 255, (height, width))
@@ -84,6 +82,5 @@ class MaskUnit(Unit):
         shape = self.latent_shape
         asked = {*shape.inputs, *shape.components}
         given = {name: value for name, value in arguments.items() if name in asked}
-        return weigh_latents(
-            tuple(shape.function(**given)), arguments[MASK], arguments[UNMASKED_WEIGHT]
-        )
+        sides = tuple(shape.function(**given))
+        return weigh_latents(sides, arguments[MASK], arguments[UNMASKED_WEIGHT])

@@ -44,11 +44,9 @@ def with_masks(spec: PipelineSpec, task: Task, masks: Masks) -> PipelineSpec:
     if not masks:
         return spec
     if LOSS_WEIGHT not in task.loss.inputs:
-        raise UsageError(
-            masks.flag,
-            f"the loss of task {task.name} takes no masks",
-            f"a loss that takes them has a parameter {LOSS_WEIGHT}: Tensor | None = None",
-        )
+        what = f"the loss of task {task.name} takes no masks"
+        advice = f"give it a parameter {LOSS_WEIGHT}: Tensor | None = None"
+        raise UsageError(masks.flag, what, advice)
     unit = MaskUnit(spec.latent_shape)
     inputs = {**spec.inputs, **_inputs_of(spec, masks)}
     return replace(spec, inputs=inputs, units=(*spec.units, unit))
@@ -117,9 +115,7 @@ def check_masks(plan: Plan) -> None:
     plan: Of all inputs that rows can have.
     """
     if MASK in plan.spec.inputs and LOSS_WEIGHT not in plan.loss_inputs:
-        what = (
-            f"have no effect: the size of the latents of {plan.spec.where} is unknown"
-        )
+        what = f"have no effect: {plan.spec.where} has latents of unknown size"
         raise UsageError("masks", what, *plan.skipped.values())
 
 

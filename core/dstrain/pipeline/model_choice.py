@@ -59,12 +59,8 @@ def choose_model(
     if is_family and not given:
         what = f"{model!r} is a family, and no files of a model are given"
         raise UsageError(WHERE, what, f"{EXAMPLE}; or give model_configs")
-    of_components = [
-        replace(config, component=name)
-        for name, config in folders.items()
-        if config is not None
-    ]
-    named = (*given, *of_components)
+    own = (replace(one, component=name) for name, one in folders.items() if one)
+    named = (*given, *own)
     _refuse_unknown(named, family)
     if is_family or not model:
         return family, named

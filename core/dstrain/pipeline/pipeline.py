@@ -140,9 +140,8 @@ class Pipeline(BoundSpec):
         components, configs = load_components(
             family, spec, found, device, dtype, full_precision, empty, parts
         )
-        networks = {
-            name: one for name, one in components.items() if isinstance(one, nn.Module)
-        }
+        loaded = components.items()
+        networks = {name: one for name, one in loaded if isinstance(one, nn.Module)}
         ready = {name: one for name, one in networks.items() if name not in trained}
         if empty:
             found.keepers.check(networks, device, BEFORE_LORA)
@@ -220,9 +219,8 @@ class Pipeline(BoundSpec):
                 if weight:
                     files = self.files.get(name)
                     place = f" in {files.folder}" if files is not None else ""
-                    found.append(
-                        f"the weights of {name}{place} contain NaN or infinity: {weight}"
-                    )
+                    what = f"the weights of {name}{place} contain NaN or infinity"
+                    found.append(f"{what}: {weight}")
         return found
 
     # The two calls repeat their parameters: a TypedDict in `**inputs` would say them once,
@@ -329,10 +327,8 @@ class Pipeline(BoundSpec):
         except Diverged as error:
             found = self.damaged(self.components)
             if found:
-                what = f"is not finite: {found[0]}"
-                raise StateError(
-                    "the image", what, *found[1:], "download it again"
-                ) from error
+                lines = [f"is not finite: {found[0]}", *found[1:], "download it again"]
+                raise StateError("the image", *lines) from error
             raise
 
     @torch.no_grad()

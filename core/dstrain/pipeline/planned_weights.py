@@ -116,9 +116,7 @@ def planned_component(
         network: Its network, its weights as they are loaded.
         has_lora: Whether LoRA is trained on it.
     """
-    blocks = {
-        block: number for number, block in enumerate(repeated_blocks(network).keys())
-    }
+    blocks = {block: i for i, block in enumerate(repeated_blocks(network).keys())}
     shared = tied_names(network)
     linear = {
         name

@@ -81,7 +81,5 @@ def _check_all_used(
         raise StateError(file.path, f"is a LoRA for {of}, not for {', '.join(names)}")
     if unlike and not file.skip_missing:
         what = f"{file.path} also has layers for {' or '.join(unlike[0])}"
-        advice = (
-            f"name these as well, or write {file.path}@{SKIP_MISSING} to leave them out"
-        )
+        advice = f"name these as well, or leave them out: {file.path}@{SKIP_MISSING}"
         raise UsageError("--preset_lora_model", what, advice)

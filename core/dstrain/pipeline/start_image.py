@@ -61,11 +61,8 @@ def fitted_start(
     name = start_input(spec)
     column = spec.inputs[name]
     assert isinstance(column, Column)  # `start_input` says so
-    sizes = {
-        source.axis: one
-        for one, source in spec.inputs.items()
-        if isinstance(source, Measured) and source.of == name
-    }
+    measured = ((k, one) for k, one in spec.inputs.items() if isinstance(one, Measured))
+    sizes = {one.axis: side for side, one in measured if one.of == name}
     if sizes["height"] in spec.makers[LATENTS].inputs:
         return dict(inputs)  # its unit crops it itself
     start = inputs[name]
@@ -75,9 +72,8 @@ def fitted_start(
     height, width = (given.get(side) for side in sides)
     if (height is None) != (width is None):
         missing = sides[0] if height is None else sides[1]
-        raise UsageError(
-            " and ".join(sides), f"{missing} is absent; give both or neither"
-        )
+        what = f"{missing} is absent; give both or neither"
+        raise UsageError(" and ".join(sides), what)
     if height is not None and width is not None and column.multiple:
         check_sides(height, width, column.multiple)
     try:

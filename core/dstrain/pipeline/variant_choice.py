@@ -49,11 +49,8 @@ def choose_variant(
         left = _narrow(left, _by_config(family, models))
     if len(left) > 1 and fits is not None:
         left = _narrow(left, [one for one in left if fits(family.spec(one))])
-    means_all = any(
-        set(left) <= set(family.variants_of(one.model_id))
-        for one in models
-        if one.model_id
-    )
+    ids = (one.model_id for one in models if one.model_id)
+    means_all = any({*left} <= {*family.variants_of(one)} for one in ids)
     if len(left) > 1 and not take_first and not means_all:
         raise UsageError("--variant", f"could be {', '.join(left)}; choose one")
     return left[0]
@@ -96,11 +93,8 @@ def _by_components(family: ModelFamily, models: Iterable[ModelConfig]) -> list[s
     """Return the variants that have every component whose place the files are in."""
     known = list(components_of(family).values())
     placed = {component_at(config, known) for config in models} - {""}
-    return [
-        variant
-        for variant in family.variants
-        if placed.issubset(family.spec(variant).components)
-    ]
+    variants = family.variants
+    return [one for one in variants if placed.issubset(family.spec(one).components)]
 
 
 def _by_config(family: ModelFamily, models: Sequence[ModelConfig]) -> Collection[str]:

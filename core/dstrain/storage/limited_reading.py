@@ -29,9 +29,7 @@ def open_limited(path: Path, most_bytes: int) -> Iterator[IO[bytes]]:
     stat = path.stat()
     if not S_ISREG(stat.st_mode):
         raise UsageError(path, "is not a regular file")
-    too_large = UsageError(
-        path, f"has more than the {most_bytes:,} bytes that are read"
-    )
+    too_large = UsageError(path, f"has more than {most_bytes:,} bytes, the limit")
     if stat.st_size > most_bytes:
         raise too_large
     with path.open("rb") as file:

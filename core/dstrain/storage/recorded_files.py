@@ -37,9 +37,10 @@ def first_changed(files: Iterable[RecordedFile]) -> str | None:
                 touched.append((path, digest))
         size = sum(Path(path).stat().st_size for path, _ in touched)
         if size >= LONG_READ:
-            logger.info(
-                f"comparing {size / 2**30:.1f} GiB of files whose times are not those recorded, such as {touched[0][0]}"
+            changed = (
+                f"files whose times are not those recorded, such as {touched[0][0]}"
             )
+            logger.info(f"comparing {size / 2**30:.1f} GiB of {changed}")
         digests = threads.map(sha256, [Path(path) for path, _ in touched])
         for (path, recorded), digest in zip(touched, digests, strict=True):
             if digest != recorded:

@@ -83,11 +83,8 @@ class RunFiles:
 
     def weights(self) -> dict[str, int]:
         """Return the weights files listed, which lie in the folder itself, by step."""
-        return {
-            path: step
-            for path, step in self.steps.items()
-            if path.endswith(".safetensors") and "/" not in path
-        }
+        ours = (path for path in self.steps if path.endswith(".safetensors"))
+        return {path: self.steps[path] for path in ours if "/" not in path}
 
     def missing_weights(self) -> list[str]:
         """Return the weights files listed that are gone, newest first."""

@@ -74,10 +74,8 @@ def verify_file(path: Path) -> dict[str, str]:
     with opened(path) as file:
         metadata = dict(file.metadata() or {})
         if CHECKSUM not in metadata:
-            raise StateError(
-                path,
-                f"has no {CHECKSUM!r} in its header: it is damaged, or was not saved by dstrain",
-            )
+            what = f"is damaged or not saved by dstrain: its header has no {CHECKSUM!r}"
+            raise StateError(path, what)
         names = sorted(file.keys())
         _verify(path, ((name, file.get_tensor(name)) for name in names), metadata)
     return metadata
@@ -120,8 +118,8 @@ def _verify(
     for name, tensor in tensors:
         add_named(digest, name, tensor)
     if digest.hexdigest() != recorded:
-        raise StateError(
-            path,
-            "is damaged: the sha256 of its content is not the one in its header",
-            "or another program changed it but kept the header: save it again with that program",
+        what = "is damaged: the sha256 of its content is not the one in its header"
+        advice = (
+            "if another program changed it and kept the header, save it there again"
         )
+        raise StateError(path, what, advice)

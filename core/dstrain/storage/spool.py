@@ -88,9 +88,8 @@ class Spool(Sequence[Any]):
         except OSError as error:
             folder = tempfile.gettempdir()
             what = f"cannot take the rows of the dataset: {error.strerror}"
-            raise SystemFault(
-                folder, what, "set TMPDIR to a folder with room"
-            ) from error
+            advice = "set TMPDIR to a folder with room"
+            raise SystemFault(folder, what, advice) from error
         self._in_ram = bytearray()
 
     def _kept(self, file: int) -> int:
