@@ -498,9 +498,7 @@ DIFFERENT: Mapping[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]]
 
 @pytest.mark.promise("R10", PROMISE)
 @pytest.mark.parametrize("case", DIFFERENT)
-def test_samples_of_a_batch_that_differ_are_explained(
-    case: str, tmp_path: Path
-) -> None:
+def test_samples_of_a_batch_that_differ_are_named(case: str, tmp_path: Path) -> None:
     one, other = DIFFERENT[case]
     first = read(ROWS[0]).sin()
 

@@ -120,9 +120,7 @@ def test_an_optimizer_is_named_by_its_path(
     assert {one["step"] for one in log(tmp_path / "whole")} == {1, 2}
 
 
-def test_a_schedule_is_named_by_its_path(
-    install: Install, here: Path, tmp_path: Path
-) -> None:
+def test_a_path_names_a_schedule(install: Install, here: Path, tmp_path: Path) -> None:
     install("wave_schedule", group="nothing")
     given = {"lr_scheduler": "wave_schedule.wave", "learning_rate": 0.1}
     train(here, output_path=tmp_path / "out", max_steps=6, lr_warmup_steps=2, **given)

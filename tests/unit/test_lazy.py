@@ -47,9 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("code", [QUANTIZE + LOAD, LOAD + QUANTIZE])
-def test_diffusers_quantizes_before_and_after_a_model_is_loaded(
-    model: Path, code: str
-) -> None:
+def test_diffusers_quantizes_beside_a_loaded_model(model: Path, code: str) -> None:
     command = (sys.executable, "-c", code, str(model))
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -70,9 +70,7 @@ def test_a_reader_is_named_until_it_ends_however_it_dies(cache: Path) -> None:
     assert left(cache) == []
 
 
-def test_nobody_begins_to_read_or_remove_beside_who_removes_or_writes(
-    cache: Path,
-) -> None:
+def test_nobody_reads_or_removes_beside_who_removes_or_writes(cache: Path) -> None:
     for hold in (exclusive, lock):
         with hold(cache):
             assert f"process {os.getpid()} on " in refused(cache)

@@ -80,9 +80,7 @@ def test_a_value_that_is_there_twice_is_one_and_the_other_is_found_when_one_is_g
     assert list(FeatureCache.open(filled)) == [address("0")]
 
 
-def test_an_index_that_others_have_mapped_stays_until_nobody_reads(
-    filled: Path,
-) -> None:
+def test_an_index_that_is_mapped_stays_until_nobody_reads(filled: Path) -> None:
     folder = filled / "index"
     before = index_file(filled)
     (folder / "notes.arrow").write_text("mine")

@@ -90,9 +90,7 @@ def test_the_branch_is_part_of_a_key_only_if_the_unit_uses_it() -> None:
     assert key(step) != key(replace(step, branch="negative"))
 
 
-def test_the_key_of_what_is_computed_from_an_output_changes_with_what_that_is_from() -> (
-    None
-):
+def test_the_key_of_what_is_computed_from_an_output_follows_that_one() -> None:
     """Also where a step uses one value under two names."""
     first = replace(STEP, outputs={"emb": "positive"})
     both = {"left": "positive", "right": "positive"}

@@ -199,9 +199,7 @@ def test_a_record_that_stage_1_never_writes_is_refused(
     refused(plans, changed)
 
 
-def test_a_plan_of_an_earlier_version_is_read(
-    plans: Path, record: dict[str, Any]
-) -> None:
+def test_a_plan_of_older_versions_is_read(plans: Path, record: dict[str, Any]) -> None:
     older: Any = json.loads(json.dumps(record))
     older["about"]["previews"] = older["about"].pop("prompt_rows")
     older["about"]["config"] = {"model": "tiny", "max_pixels": 4096}

@@ -70,9 +70,7 @@ def refused(folder: Path, where: Path) -> None:
     assert caught.value.where == str(where)
 
 
-def test_every_kind_of_value_comes_back_as_it_was_and_is_the_readers_own(
-    cache: FeatureCache,
-) -> None:
+def test_every_kind_of_value_comes_back_as_the_readers_own(cache: FeatureCache) -> None:
     (path,) = fill(cache, VALUES)
     assert read_shard(path).about == {"core": "1"}
     # By the writer at once, and by others.
@@ -85,9 +83,7 @@ def test_every_kind_of_value_comes_back_as_it_was_and_is_the_readers_own(
                     found.zero_()
 
 
-def test_equal_values_give_equal_bytes_in_whatever_order_they_came(
-    tmp_path: Path,
-) -> None:
+def test_equal_values_give_equal_bytes_in_whatever_order(tmp_path: Path) -> None:
     turned = {name: VALUES[name] for name in reversed(VALUES)}
     (first,) = fill(empty(tmp_path / "a"), VALUES)
     (second,) = fill(empty(tmp_path / "b"), turned)
@@ -95,9 +91,7 @@ def test_equal_values_give_equal_bytes_in_whatever_order_they_came(
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_other_programs_read_a_shard_and_every_tensor_is_aligned(
-    cache: FeatureCache,
-) -> None:
+def test_other_programs_read_a_shard_of_aligned_tensors(cache: FeatureCache) -> None:
     (path,) = fill(cache, VALUES)
     addresses = [as_text(row["address"]) for row in read_shard(path).rows]
     number = addresses.index(address("odd"))
@@ -112,9 +106,7 @@ def test_other_programs_read_a_shard_and_every_tensor_is_aligned(
         assert entry["data_offsets"][0] % alignment == 0, name
 
 
-def test_a_view_is_stored_and_kept_without_what_it_is_a_view_of(
-    cache: FeatureCache,
-) -> None:
+def test_a_view_is_stored_without_what_it_is_a_view_of(cache: FeatureCache) -> None:
     large = torch.zeros(1000, 1000)
     storage = StorageWeakRef(large.untyped_storage())
     writer = ShardWriter(cache, {})
@@ -206,9 +198,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     refused(folder, folder)
 
 
-def test_a_file_of_another_origin_is_refused_and_not_to_be_deleted(
-    cache: FeatureCache,
-) -> None:
+def test_a_file_of_another_origin_is_refused_and_stays(cache: FeatureCache) -> None:
     path = cache.folder / "shards/model.safetensors"
     save_file({"a": torch.ones(1)}, path)
     with pytest.raises(StateError) as caught:

@@ -56,9 +56,7 @@ def test_verify_prints_what_it_read(place: Place, cache: Run) -> None:
     assert "1 plan" in cache("verify", place.cache)
 
 
-def test_prune_removes_only_what_is_named_and_only_with_yes(
-    place: Place, cache: Run
-) -> None:
+def test_prune_removes_what_is_named_with_yes_alone(place: Place, cache: Run) -> None:
     (plan,) = place.plans
     said = cache("prune", place.cache)
     assert plan.stem in said and "--plan" in said

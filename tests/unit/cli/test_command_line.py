@@ -204,9 +204,7 @@ def fresh(*words: str) -> tuple[str, set[str]]:
 @pytest.mark.parametrize(
     "words", ["--help", "", "train --help", "graph --help", "generate --help", "models"]
 )
-def test_help_and_models_import_neither_torch_nor_a_plugin(
-    words: str, fake_plugin: Install
-) -> None:
+def test_help_imports_no_torch_and_no_plugin(words: str, fake_plugin: Install) -> None:
     modules = {"faky_record": "raise SystemExit(9)"}
     fake_plugin("plugin-faky", {"faky": "faky_record:MODEL"}, modules)
     fake_plugin("extra-faky", {"extra": "faky_record"}, {}, group="dstrain")

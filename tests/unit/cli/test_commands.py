@@ -154,9 +154,7 @@ def test_plugins_are_listed_with_what_they_add_or_why_they_cannot_be_used(
 
 
 @pytest.mark.parametrize("family", [one.name for one in installed()])
-def test_the_columns_of_each_variant_of_a_family_are_listed(
-    family: str, capsys: Printed
-) -> None:
+def test_the_columns_of_each_variant_are_listed(family: str, capsys: Printed) -> None:
     assert main(["models", family]) == 0
     text = capsys.readouterr().out
     record = load_family(family)
@@ -177,9 +175,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_terminal_is_told_that_a_command_works_and_nothing_of_it_stays(
-    capsys: Printed,
-) -> None:
+def test_a_terminal_is_told_that_a_command_works_meanwhile(capsys: Printed) -> None:
     with redirect_stderr(Terminal()) as terminal:
         assert main(["graph", "--model", "tiny", "--toy"]) == 0
         assert main(["-h"]) == 0

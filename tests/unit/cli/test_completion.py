@@ -29,9 +29,7 @@ def shady(fake_plugin: Install, family_source: Source) -> None:
     fake_plugin("plugin-shady", {"shady": "shady_record:MODEL"}, modules)
 
 
-def test_commands_and_the_options_of_the_default_command_are_completed(
-    completed: Complete,
-) -> None:
+def test_commands_and_options_of_the_default_are_completed(completed: Complete) -> None:
     assert completed("tr") == ["train"]
     assert "--model_id" in completed("--mo")
     assert completed("--lora_ra") == completed("train", "--lora_ra") == ["--lora_rank"]
@@ -43,9 +41,7 @@ def test_commands_and_the_options_of_the_default_command_are_completed(
 
 
 @pytest.mark.usefixtures("shady")
-def test_families_and_the_options_of_a_family_are_completed(
-    completed: Complete,
-) -> None:
+def test_families_and_options_of_a_family_are_completed(completed: Complete) -> None:
     assert completed("--model", "sh") == ["shady"]
     for command in ("generate", "toy"):
         assert completed(command, "--model", "sh") == ["shady"]

@@ -207,9 +207,7 @@ def test_a_toy_that_is_typed_replaces_the_files_of_a_file_and_nothing_else(
     assert runs == [toy_config(family_options=options)]
 
 
-def test_words_of_yaml_are_what_the_flag_takes_them_for(
-    here: Path, runs: list[TrainConfig]
-) -> None:
+def test_words_of_yaml_mean_what_flags_do(here: Path, runs: list[TrainConfig]) -> None:
     (here / "a.yaml").write_text(
         YAML
         + "mixed_precision: no\nweight_decay: 1e-2\nuse_gradient_checkpointing: yes\noverwrite: off\n"
@@ -341,9 +339,7 @@ def test_a_written_configuration_is_read_back_as_it_was(
     holds()
 
 
-def test_a_path_that_is_no_text_is_written_and_read_back(
-    here: Path, runs: list[TrainConfig]
-) -> None:
+def test_a_path_that_is_no_text_comes_back(here: Path, runs: list[TrainConfig]) -> None:
     config = toy_config(dataset_base_path=Path("d\udcff"))
     write_resolved(here / "a.json", config, {})
     assert main(["--config", "a.json"]) == 0

@@ -304,8 +304,6 @@ def test_output_that_cannot_be_written_is_an_error_of_the_system(
     assert len(said.splitlines()) == 1
 
 
-def test_without_standard_output_a_command_still_ends_well(
-    start: Callable[..., Any],
-) -> None:
+def test_without_standard_output_a_command_ends_well(start: Callable[..., Any]) -> None:
     child = start(MODELS, preexec_fn=lambda: os.close(1))
     assert (child.communicate()[1], child.returncode) == ("", 0)

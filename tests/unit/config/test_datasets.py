@@ -49,9 +49,7 @@ def test_a_dataset_is_known_by_its_number_and_its_own_options() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"), [(17, 17), ("17", 17), ("17,33", "17,33")]
 )
-def test_a_dataset_may_have_several_numbers_of_frames(
-    value: int | str, expected: int | str
-) -> None:
+def test_a_dataset_has_numbers_of_frames(value: int | str, expected: int | str) -> None:
     _, found = datasets_of(toy_config(dataset=(entry(num_frames=value),)))
     # One number is a number, as that of a run: what is recorded of both is equal.
     assert found.config.num_frames == expected

@@ -174,9 +174,7 @@ def test_ranks_and_alphas_may_be_given_by_layer(
         ("./", LoraFile(Path())),
     ],
 )
-def test_a_lora_file_may_have_a_component_a_scale_and_options(
-    text: str, file: LoraFile
-) -> None:
+def test_a_lora_file_has_component_scale_and_options(text: str, file: LoraFile) -> None:
     components = ("dit", "dit2")
     assert parse_lora(text).of(components).of(components) == file
     assert parse_lora(str(file)).of(components) == file

@@ -47,9 +47,7 @@ def base(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_all_bad_cells_are_reported_at_once_with_file_row_and_column(
-    base: Path,
-) -> None:
+def test_all_bad_cells_are_named_by_file_row_and_column(base: Path) -> None:
     (base / "deep").mkdir()
     Image.new("RGB", (32, 32)).save(base.parent / "out.png")
     (base / "link.png").symlink_to(base.parent / "out.png")
@@ -98,9 +96,7 @@ def needed(inputs: frozenset[str], columns: tuple[str, ...]) -> None:
             raise UsageError("base", f"column {column!r} is needed")
 
 
-def test_blank_cells_that_are_needed_are_reported_with_the_other_bad_ones(
-    base: Path,
-) -> None:
+def test_blank_cells_that_are_needed_are_bad_cells(base: Path) -> None:
     rows = ("wide.png,a,", ",b,", "b.png,c,wide.png", ",d,none.png", "wide.png")
     table = "\n".join(["image,prompt,mask", *rows])
     columns = ("3:image", "4:image", "5:mask", "5:image", "6")
@@ -165,9 +161,7 @@ def test_rows_whose_counts_differ_are_all_named_with_both_numbers(base: Path) ->
     assert skipping.sample_ids[:, 0].tolist() == [0]
 
 
-def test_images_of_several_sizes_are_named_unless_they_are_loaded_at_one(
-    base: Path,
-) -> None:
+def test_images_of_several_sizes_are_named_unless_scaled(base: Path) -> None:
     mixed = changed(base, {"image": ["wide.png", "tall.png"]})
     (reason,) = bad_cells(base, mixed, FITTING).values()
     assert "64 x 96, 64 x 48" in reason
@@ -175,9 +169,7 @@ def test_images_of_several_sizes_are_named_unless_they_are_loaded_at_one(
     assert len(open_rows(base, mixed, FITTING, resolution=fixed).rows) == 1
 
 
-def test_bad_files_of_a_folder_are_said_with_those_of_kinds_that_are_not_read(
-    base: Path,
-) -> None:
+def test_bad_files_are_said_with_those_that_are_not_read(base: Path) -> None:
     (base / "sofa.jpg").write_text("no image")
     (base / "IMG_1.heic").touch()
     for name in ("wide", "sofa", "IMG_1"):

@@ -80,9 +80,7 @@ def test_an_image_below_the_least_side_is_refused_with_what_helps() -> None:
     assert Buckets(1024, least=256).fit((300, 900), 16) == (256, 896)
 
 
-def test_a_small_image_is_no_fault_where_another_resolution_has_a_size_for_it(
-    tmp_path: Path,
-) -> None:
+def test_a_small_image_needs_a_size_of_one_resolution(tmp_path: Path) -> None:
     for name, size in {"small": (40, 60), "wide": (256, 128)}.items():
         Image.new("RGB", size).save(tmp_path / f"{name}.png")
     image = {name: Column(name, "image", multiple=16) for name in ("image", "other")}

@@ -41,9 +41,7 @@ def test_a_half_written_file_is_refused(suffix: str, tmp_path: Path) -> None:
             assert refused(path).where == str(path)
 
 
-def test_an_mp4_of_fragments_that_is_cut_off_is_no_shorter_video(
-    tmp_path: Path,
-) -> None:
+def test_an_mp4_of_fragments_that_is_cut_is_no_shorter_video(tmp_path: Path) -> None:
     """Between two fragments it is whole, as a recording that was ended."""
     fragments = {"movflags": "frag_every_frame+empty_moov+default_base_moof"}
     whole = film(tmp_path / "a.mp4", steady(9, 15), 15, container=fragments)
@@ -68,9 +66,7 @@ def test_what_cameras_append_to_an_mp4_does_not_matter(tmp_path: Path) -> None:
         assert probe(path).frames == 9
 
 
-def test_a_recording_that_does_not_say_how_long_it_is_is_accepted(
-    tmp_path: Path,
-) -> None:
+def test_a_recording_without_a_length_is_accepted(tmp_path: Path) -> None:
     path = film(tmp_path / "a.mkv", steady(60, 30), 30, container={"live": "1"})
     assert probe(path).frames == 60
 
@@ -86,9 +82,7 @@ def test_a_file_that_begins_between_key_frames_is_refused(tmp_path: Path) -> Non
     refused(headless)
 
 
-def test_what_an_edit_list_cuts_away_is_neither_shown_nor_missed(
-    tmp_path: Path,
-) -> None:
+def test_what_an_edit_list_cuts_is_neither_shown_nor_missed(tmp_path: Path) -> None:
     """Of 60 frames half a second is shown, as phones trim."""
     path = film(tmp_path / "a.mp4", steady(60, 30), 30, container=FAST)
     content = bytearray(path.read_bytes())

@@ -81,9 +81,7 @@ def test_an_error_of_an_input_names_its_cell() -> None:
 
 
 @pytest.mark.parametrize(("row", "where"), [(0, "metadata.csv:2"), (1, "unit f")])
-def test_an_error_of_a_block_gets_the_row_that_it_is_about(
-    row: int, where: str
-) -> None:
+def test_an_error_of_a_block_gets_the_row_it_is_about(row: int, where: str) -> None:
     """But for that of a preview, which no row of the table gives."""
     data = dataset({"prompt": text("a dog")})
     with pytest.raises(UsageError) as caught, data.errors_at(row):

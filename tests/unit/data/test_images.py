@@ -178,9 +178,7 @@ def test_a_large_photograph_is_decoded_small_and_looks_the_same(
         *([0.0, 255.0], [70_000, 70_000], [-1, 0], [0, 255]),
     ],
 )
-def test_grey_beyond_what_is_black_and_white_is_refused(
-    tmp_path: Path, pixels: list[float]
-) -> None:
+def test_grey_out_of_range_is_refused(tmp_path: Path, pixels: list[float]) -> None:
     dtype = np.float32 if isinstance(pixels[0], float) else np.int32
     Image.fromarray(np.array([pixels] * 4, dtype)).save(tmp_path / "a.tiff")
     assert read_size(tmp_path / "a.tiff") == (4, 2)
@@ -222,9 +220,7 @@ def test_dynamic_sizes_shrink_to_max_pixels_and_never_grow(
     assert fit(size[::-1], DYNAMIC, 16) == wanted[::-1]
 
 
-def test_a_size_is_that_of_the_image_without_a_multiple_else_a_fixed_one_or_a_bucket() -> (
-    None
-):
+def test_a_size_is_that_of_the_image_else_a_fixed_one_or_a_bucket() -> None:
     fixed, bucket = Resolution(64, 96, 1), Resolution(None, None, 1, Buckets(64))
     for resolution in (DYNAMIC, fixed, bucket):
         assert fit((3001, 17), resolution, 0) == (3001, 17)

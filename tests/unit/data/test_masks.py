@@ -250,9 +250,7 @@ def test_a_mask_that_is_a_video_is_one_of_0_and_255_or_refused(base: Path) -> No
 
 
 @pytest.mark.parametrize("level", [0, 1, 255])
-def test_a_mask_that_is_all_or_nothing_is_refused_but_for_the_loss(
-    level: int, base: Path
-) -> None:
+def test_a_flat_mask_is_refused_but_for_the_loss(level: int, base: Path) -> None:
     Image.new("L", (100, 64), level).save(base / "flat.png")
     row = {"image": "wide.png", "prompt": "a", "mask": "flat.png"}
     rows = [{**row, "regions": ["flat.png"]}]

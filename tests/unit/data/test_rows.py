@@ -171,9 +171,7 @@ def test_a_file_that_changed_since_it_was_checked_is_named(base: Path) -> None:
     assert damaged.value.where == cell.files[1]
 
 
-def test_a_file_of_tensors_is_known_by_its_header_and_read_as_a_record(
-    base: Path,
-) -> None:
+def test_a_file_of_tensors_is_known_by_its_header(base: Path) -> None:
     inputs = {**INPUTS, "path": Column("path", "tensors")}
     for name, steps in (("a", 2), ("b", 3), ("c", 2)):
         tensors = {"latents": torch.full((1, steps), 7.0), "sigmas": torch.ones(1)}

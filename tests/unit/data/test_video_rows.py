@@ -74,9 +74,7 @@ def filmed(cell: Cell) -> list[float]:
     return seconds(load_cell(cell).pixels.numpy())
 
 
-def test_a_video_becomes_frames_an_image_of_their_first_and_last_and_their_size(
-    scenes: Path,
-) -> None:
+def test_a_video_becomes_frames_images_of_them_and_sizes(scenes: Path) -> None:
     (row,) = sampled(scenes, "fast.mp4").rows
     facts = {name: row[name].literal for name in ("prompt", "num_frames", "width")}
     assert facts == {"prompt": "0", "num_frames": 9, "width": 128}
@@ -126,9 +124,7 @@ def test_clips_that_show_the_same_are_one_sample(scenes: Path) -> None:
     assert sizes == [(48, 128), (16, 32)]
 
 
-def test_a_video_too_short_for_the_clips_of_the_learned_one_is_a_bad_cell(
-    scenes: Path,
-) -> None:
+def test_a_video_too_short_for_the_learned_one_is_bad(scenes: Path) -> None:
     controls = ("fast.mp4", "frames", "short.mp4", "still.png")
     rows = [{"video": "long.mp4", "control": name} for name in controls]
     # Of ten frames, nine are read, and of six five.
@@ -167,9 +163,7 @@ def key(data: Dataset, name: str = "input_video", sample: int = 0) -> str:
     return input_key(data.rows[sample][name], Digests(NO_MEMORY))
 
 
-def test_a_video_has_one_key_wherever_it_stands_and_another_for_other_frames(
-    scenes: Path,
-) -> None:
+def test_a_video_has_one_key_and_another_for_other_frames(scenes: Path) -> None:
     data = sampled(scenes, "long.mp4", "long.mp4", "fast.mp4")
     assert key(data) == key(data, sample=1) != key(data, sample=2)
     fewer = sampled(scenes, "long.mp4", frames=5)
@@ -184,9 +178,7 @@ def test_a_video_has_one_key_wherever_it_stands_and_another_for_other_frames(
 
 
 @pytest.mark.parametrize("start", ["spawn", "fork"])
-def test_cells_load_in_other_processes_and_are_small_to_send(
-    scenes: Path, start: str
-) -> None:
+def test_cells_are_sent_small_to_other_processes(scenes: Path, start: str) -> None:
     (row,) = sampled(scenes, "long.mp4", frames=29).rows
     clip, image = row["input_video"], row["input_image"]
     assert len(pickle.dumps(clip)) < 500 + len(clip.files[0])

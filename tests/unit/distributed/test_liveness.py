@@ -75,9 +75,7 @@ def test_one_that_lives_is_waited_for_as_long_as_it_takes_and_named(
 
 
 @pytest.mark.parametrize("silent", [0, 1])
-def test_a_process_that_gives_no_sign_of_life_is_noticed(
-    silent: int, tmp_path: Path
-) -> None:
+def test_a_process_that_shows_no_life_is_noticed(silent: int, tmp_path: Path) -> None:
     def part(rank: int, here: liveness.Heartbeat) -> None:
         if rank == silent:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -99,9 +97,7 @@ def test_a_process_that_is_gone_is_noticed_though_nobody_tells(tmp_path: Path) -
     assert met(tmp_path, 3, part).codes == (4, 9, 4)
 
 
-def test_several_that_end_for_one_reason_say_it_once_and_one_alone_always(
-    tmp_path: Path,
-) -> None:
+def test_several_that_end_for_one_reason_say_it_once(tmp_path: Path) -> None:
     def say(failure: DstrainError) -> None:
         if should_report(failure):
             os.write(2, f"{failure}\n".encode())

@@ -79,9 +79,7 @@ def test_handlers_are_restored_and_a_second_signal_acts_as_before(
 
 
 @pytest.mark.parametrize("number", STOP)
-def test_a_signal_outside_a_loop_ends_as_one_error_and_a_second_one_kills(
-    number: int,
-) -> None:
+def test_a_signal_outside_a_loop_is_one_error_then_it_kills(number: int) -> None:
     before = {each: signal.getsignal(each) for each in STOP}
     with pytest.raises(Interrupted) as caught, interrupt_on_signals():
         try:
@@ -92,9 +90,7 @@ def test_a_signal_outside_a_loop_ends_as_one_error_and_a_second_one_kills(
     assert {each: signal.getsignal(each) for each in STOP} == before
 
 
-def test_a_second_signal_during_saving_ends_the_run_at_once_and_the_third_kills() -> (
-    None
-):
+def test_a_second_signal_during_saving_ends_the_run_and_a_third_kills() -> None:
     with (
         pytest.raises(Interrupted),
         interrupt_on_signals(),
@@ -128,9 +124,7 @@ def advised(place: str, here: Path, output: Path, **flags: Any) -> list[str]:
     return re.findall("--[a-z_]+", advice)
 
 
-def test_a_run_that_is_interrupted_says_how_to_go_on(
-    here: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_says_how_to_go_on(here: Path, tmp_path: Path) -> None:
     for place in (LOADING, STEP):
         assert advised(place, here, tmp_path) == []
     assert advised(SAVING, here, tmp_path, save_steps=1) == ["--overwrite"]

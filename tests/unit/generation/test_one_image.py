@@ -105,9 +105,7 @@ def test_a_terminal_shows_that_the_latents_are_decoded(
     assert texts(config.output)["denoising_strength"] == "0.5"
 
 
-def test_generate_uses_the_loras_and_their_scales(
-    config: GenerateConfig, tmp_path: Path
-) -> None:
+def test_loras_and_their_scales_act(config: GenerateConfig, tmp_path: Path) -> None:
     here = project(tmp_path)
     lora = train(here, learning_rate=0.1, lora_alpha=8.0) / "epoch-0.safetensors"
     images = {}

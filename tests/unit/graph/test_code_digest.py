@@ -247,9 +247,7 @@ def test_what_cannot_be_compared_is_named(case: str, load: Load) -> None:
         ("return sys.modules[x]", "sys.modules"),
     ],
 )
-def test_what_reaches_code_by_a_text_is_named(
-    line: str, named: str, load: Load
-) -> None:
+def test_what_reaches_code_by_text_is_named(line: str, named: str, load: Load) -> None:
     source = f"import importlib as lib, runpy, sys\ndef unit(x):\n    {line}\n"
     assert code_of(load(source).unit).unknown == (f"own.units uses {named}",)
 

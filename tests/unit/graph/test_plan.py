@@ -142,9 +142,7 @@ def test_what_is_frozen_is_cached_and_nothing_is_loaded_twice() -> None:
     assert made.components_of([encoding]) == {"vae"}
 
 
-def test_what_uses_a_trained_component_runs_in_training_as_do_users_of_its_outputs() -> (
-    None
-):
+def test_what_uses_a_trained_component_or_its_outputs_runs_in_training() -> None:
     made = plan("text_encoder.layers.3", "text_encoder.layers.4")
     assert made == plan("text_encoder")
     assert names(made.cached_steps) == ["encode_image", "make_ids"]
@@ -198,9 +196,7 @@ def test_an_absent_input_may_say_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("name", ["text_encodr", "hint_encoder"])
-def test_training_what_no_step_uses_is_refused_naming_what_a_step_uses(
-    name: str,
-) -> None:
+def test_training_what_no_step_uses_is_refused_with_what_one_does(name: str) -> None:
     with pytest.raises(UsageError, match=f"'{name}'") as caught:
         plan("dit", name)
     assert "dit" in caught.value.help_lines[0]

@@ -79,9 +79,7 @@ def planned(trained: str) -> Plan:
 
 
 @pytest.mark.parametrize("is_split", [True, False])
-def test_the_page_shows_what_runs_is_loaded_is_stored_and_does_not_run(
-    is_split: bool,
-) -> None:
+def test_the_page_shows_what_runs_is_loaded_and_stored(is_split: bool) -> None:
     plan = planned("text_encoder")
     kept = {"dit": "fp8", "text_encoder": "int8"}
     text = as_text(plan, kept, is_split)

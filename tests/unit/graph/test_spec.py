@@ -160,9 +160,7 @@ def test_units_that_do_not_fit_are_refused_by_name(
         ("test_spec.predict: padded", {"family": "", "padded": {"prompt_embs": 1}}),
     ],
 )
-def test_a_field_that_names_what_is_not_there_is_refused(
-    named: str, changes: dict[str, Any]
-) -> None:
+def test_a_field_of_nothing_is_refused(named: str, changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=named):
         build(**changes)
 

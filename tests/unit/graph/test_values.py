@@ -61,16 +61,12 @@ def test_every_kind_is_named(annotation: Any, kind: str) -> None:
     "annotation",
     [dict, dict[str, Tensor], set[int], bytes, tuple[int, int], list, object, Any],
 )
-def test_what_cannot_be_stored_is_refused_naming_unit_and_output(
-    annotation: Any,
-) -> None:
+def test_what_cannot_be_stored_is_refused_by_unit_and_output(annotation: Any) -> None:
     with pytest.raises(UsageError, match=r"\.unit -> output"):
         declared_kind(annotation)
 
 
-def test_every_dtype_is_refused_or_comes_back_from_a_file_as_it_was(
-    tmp_path: Path,
-) -> None:
+def test_every_dtype_is_refused_or_comes_back_from_a_file(tmp_path: Path) -> None:
     stored = set()
     for dtype in {one for one in vars(torch).values() if isinstance(one, torch.dtype)}:
         tensor = torch.arange(64, dtype=torch.uint8).view(dtype)

@@ -35,9 +35,7 @@ def test_targets_count_their_layers_and_these_alone_are_trained() -> None:
     ("target", "hint"),
     [("to_qq", "'to_q'"), ("q", ""), ("to_out", "blocks.0.attn.to_q")],
 )
-def test_a_target_that_is_no_layer_is_refused_and_changes_nothing(
-    target: str, hint: str
-) -> None:
+def test_a_target_that_is_no_layer_changes_nothing(target: str, hint: str) -> None:
     module = network()
     names = [name for name, _ in module.named_parameters()]
     with pytest.raises(UsageError, match=f"--lora_target_modules: .*'{target}'") as one:
@@ -48,9 +46,7 @@ def test_a_target_that_is_no_layer_is_refused_and_changes_nothing(
     )
 
 
-def test_initial_numbers_follow_the_seed_in_fp32_whatever_the_module_is_stored_as() -> (
-    None
-):
+def test_initial_numbers_follow_the_seed_in_fp32_in_every_module() -> None:
     starts = []
     for dtype in (torch.float32, torch.bfloat16):
         module = network().to(dtype)
@@ -147,9 +143,7 @@ def test_a_pattern_without_effect_is_refused(patterns: list[str], hint: str) -> 
         numbers_of(replace(ALL, alphas=numbers))
 
 
-def test_the_last_of_several_patterns_counts_and_no_layer_gets_another_ones_number() -> (
-    None
-):
+def test_the_last_of_several_patterns_counts_and_of_its_own_layers() -> None:
     config = replace(
         ALL,
         alpha=3.0,

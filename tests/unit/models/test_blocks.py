@@ -59,9 +59,7 @@ def test_blocks_are_the_equal_modules_of_a_list_and_none_is_inside_another() -> 
     assert not repeated_blocks(nn.Sequential(nn.Linear(1, 1)))
 
 
-def test_networks_of_diffusers_and_of_transformers_name_their_blocks(
-    network: nn.Module,
-) -> None:
+def test_networks_of_both_libraries_name_their_blocks(network: nn.Module) -> None:
     assert list(repeated_blocks(network)) == NAMES
     config = CLIPTextConfig(
         vocab_size=8,

@@ -105,9 +105,7 @@ def test_a_mark_is_written_where_a_format_implies_something() -> None:
 
 
 @pytest.mark.parametrize("name", ["own", "other"])
-def test_a_key_map_that_names_what_is_not_there_is_refused(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_key_map_that_names_nothing_is_refused(name: str, tmp_path: Path) -> None:
     """A function that is not given, and a format that is not declared."""
     path = tmp_path / "key_maps.json"
     path.write_text(

@@ -23,9 +23,7 @@ ORIGINS = "model_id_with_origin_paths"
 DIT = ModelConfig(None, "Tiny/Tiny", "transformer/model*.safetensors")
 
 
-def test_a_configuration_comes_from_beside_the_header_the_model_id_or_the_shapes(
-    here: Path,
-) -> None:
+def test_a_configuration_is_found_where_one_can_be(here: Path) -> None:
     def found(given: ModelConfig) -> Any:
         return find(MODEL, [given], ["dit"]).configs["dit"]
 
@@ -72,9 +70,7 @@ OTHER_PLACES = tuple(
 ELSEWHERE = replace(MODEL, components=f"{__name__}:OTHER_PLACES")
 
 
-def test_the_tokenizer_is_found_beside_by_id_by_the_default_id_or_by_its_flag(
-    here: Path,
-) -> None:
+def test_the_tokenizer_is_found_beside_by_id_or_by_flag(here: Path) -> None:
     default, other = here / TINY / "tokenizer", here / "models/Other/One/tokenizer"
     shutil.copytree("model/text_encoder", "models/Other/One/text_encoder")
     for place in (here / "model/tokenizer", other, here / "anything"):

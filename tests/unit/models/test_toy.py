@@ -10,9 +10,7 @@ from dstrain.models import write_toy
 from safetensors import SafetensorError
 
 
-def test_a_toy_for_which_the_disk_has_no_room_is_a_fault_of_the_system(
-    tmp_path: Path,
-) -> None:
+def test_a_toy_without_room_is_a_fault_of_the_system(tmp_path: Path) -> None:
     def full(folder: Path, variant: str, seed: int) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 

@@ -42,9 +42,7 @@ def written(path: Path, *names: str) -> Files:
 
 
 @SUFFIXES
-def test_weights_are_read_in_pieces_in_the_dtype_asked_for(
-    suffix: str, tmp_path: Path
-) -> None:
+def test_weights_are_read_in_the_dtype_asked_for(suffix: str, tmp_path: Path) -> None:
     """In memory of their own, whatever becomes of the file."""
     whole = torch.arange(12.0).reshape(6, 2).half()
     state = {
@@ -75,9 +73,7 @@ def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
         Weights.of(Files((*first, *second)))
 
 
-def test_reading_a_torch_file_does_not_copy_what_is_not_asked_for(
-    tmp_path: Path,
-) -> None:
+def test_reading_a_torch_file_copies_what_is_asked_for_alone(tmp_path: Path) -> None:
     """Dictionaries in it are parts of names."""
     weights: dict[str, Any] = {"large": torch.zeros(1 << 20)}
     weights["adapter"] = {"0.k.weight": torch.ones(2)}

@@ -16,9 +16,7 @@ def test_a_component_that_is_not_loaded_is_named(pipe: Pipeline) -> None:
         pipe(prompt="dog", num_inference_steps=1)
 
 
-def test_a_prediction_of_another_shape_than_the_latents_is_refused(
-    pipe: Pipeline,
-) -> None:
+def test_a_prediction_of_another_shape_is_refused(pipe: Pipeline) -> None:
     def predict_less(noisy_latents: Tensor, timestep: Tensor, *, dit: Any) -> Tensor:
         return noisy_latents[..., :1]
 

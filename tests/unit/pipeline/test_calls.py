@@ -48,18 +48,14 @@ def frames(*shape: int, dtype: torch.dtype = torch.uint8) -> Frames:
         ("video", frames(0, 16, 16, 3), "[0, 16, 16, 3]"),
     ],
 )
-def test_a_value_that_nothing_else_would_refuse_is_named(
-    name: str, value: Any, said: str
-) -> None:
+def test_a_value_that_is_none_is_named(name: str, value: Any, said: str) -> None:
     with pytest.raises(UsageError) as caught:
         checked(INPUTS, {"unknown": 3, "texts": None, name: value})
     assert caught.value.where == name
     assert said in str(caught.value)
 
 
-def test_values_that_fit_are_left_alone_and_images_get_the_mode_of_their_input() -> (
-    None
-):
+def test_values_that_fit_stay_and_images_get_the_mode_of_their_input() -> None:
     given = {"prompt": "a", "height": np.int64(3), "unknown": 3, "input_image": IMAGE}
     given |= {"strength": None, "seed": 2**64 - 1, "num_inference_steps": 1}
     assert checked(INPUTS, given) == given

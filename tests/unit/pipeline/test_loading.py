@@ -192,9 +192,7 @@ def test_a_preset_changes_weights_that_are_one_together(tmp_path: Path) -> None:
     assert torch.equal(network.head.weight, torch.full((4, 2), 3.0))
 
 
-def test_a_network_that_loads_itself_is_placed_and_quantized_afterwards(
-    tmp_path: Path,
-) -> None:
+def test_a_network_that_loads_itself_is_kept_afterwards(tmp_path: Path) -> None:
     module = deep(64, 2)
     torch.save(module.state_dict(), tmp_path / "own.pth")
     own = Files((tmp_path / "own.pth",))
@@ -220,9 +218,7 @@ def test_a_keeper_that_raises_is_named_by_its_plugin(method: str) -> None:
     assert caught.value.where == "plugin bad 1.0"
 
 
-def test_an_empty_network_has_no_memory_and_is_compared_with_its_files(
-    tmp_path: Path,
-) -> None:
+def test_an_empty_network_is_compared_with_its_files(tmp_path: Path) -> None:
     files = written(tmp_path, deep(4, 2))
     network = loaded(files, empty=True)
     assert {str(one.device) for one in network.parameters()} == {"meta"}
@@ -245,9 +241,7 @@ def test_weights_that_live_in_ram_are_never_put_on_the_device(
 
 
 @pytest.mark.parametrize("keepers", [AS_LOADED, INT8], ids=["as it is", "int8"])
-def test_a_preset_is_scaled_and_comes_before_quantization(
-    keepers: Keepers, tmp_path: Path
-) -> None:
+def test_a_preset_comes_before_quantization(keepers: Keepers, tmp_path: Path) -> None:
     down, up = noise(0, 2, 64), noise(1, 64, 2)
     names = [f"net.layers.0.lora_{letter}.weight" for letter in "AB"]
     file = preset(tmp_path, **dict(zip(names, (down, up), strict=True)))

@@ -118,9 +118,7 @@ def test_a_cache_made_with_another_preset_in_an_encoder_is_distinguished(
     assert stored() > before
 
 
-def test_a_resumed_run_has_the_same_preset_and_its_recipe_names_it(
-    here: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_has_the_preset_of_its_recipe(here: Path, tmp_path: Path) -> None:
     flags: dict[str, Any] = {"output_path": tmp_path / "out", "resume": "auto"}
     train(here, preset_lora_path=preset(here), max_steps=1, **flags)
     _, header = read_tensors(tmp_path / "out/step-1.safetensors")
@@ -144,9 +142,7 @@ def bare(path: Path, folder: Path) -> Path:
     return folder / "bare.safetensors"
 
 
-def test_its_component_and_scale_can_stand_beside_it_or_in_flags(
-    here: Path, tmp_path: Path
-) -> None:
+def test_its_component_and_scale_may_be_beside_it(here: Path, tmp_path: Path) -> None:
     """A run records both so that other commands read them wherever they run."""
     path = bare(preset(here), tmp_path)
     with pytest.raises(UsageError, match=r"--preset_lora_model: .*dit or text_encoder"):

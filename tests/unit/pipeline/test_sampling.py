@@ -74,9 +74,7 @@ def test_steps_are_those_of_euler_with_guidance_only_where_it_was_asked_for(
     assert (image.size, image.mode) == ((24, 16), "RGB")
 
 
-def test_the_seed_alone_decides_the_noise_and_what_is_not_given_is_the_familys(
-    pipe: Pipeline,
-) -> None:
+def test_the_seed_alone_decides_the_noise(pipe: Pipeline) -> None:
     one, again, other = (states(pipe, seed=seed) for seed in (3, 3, 4))
     assert all(map(torch.equal, one, again))
     assert torch.equal(states(pipe, seed=3, rand_device=" ")[0], one[0])
@@ -87,9 +85,7 @@ def test_the_seed_alone_decides_the_noise_and_what_is_not_given_is_the_familys(
     assert torch.equal(states(pipe, latents=noise)[-1], one[-1])
 
 
-def test_constrained_latents_are_kept_at_every_step_and_at_the_end(
-    pipe: Pipeline,
-) -> None:
+def test_constrained_latents_are_kept_at_every_step(pipe: Pipeline) -> None:
     """The first row of the latents is given; it is noised as the step asks and clean at
     last.
     """
@@ -127,9 +123,7 @@ def test_constrained_latents_are_kept_at_every_step_and_at_the_end(
     assert (len(timesteps), timesteps[0], timesteps[-1]) == (4, 1000.0, 0.0)
 
 
-def test_a_scale_that_is_asked_for_guides_though_no_negative_prompt_is_known(
-    pipe: Pipeline,
-) -> None:
+def test_a_scale_guides_though_no_negative_prompt_is_known(pipe: Pipeline) -> None:
     def last(**arguments: Any) -> Tensor:
         return states(pipe, num_inference_steps=2, **arguments)[-1]
 

@@ -65,9 +65,7 @@ def test_two_distributions_with_one_name_are_refused_naming_both(
         assert "plugin-one 1.0" in reason and "plugin-two 2.5" in reason
 
 
-def test_only_the_families_that_are_named_are_imported(
-    faky: Path, fake_plugin: Install
-) -> None:
+def test_only_families_named_are_imported(faky: Path, fake_plugin: Install) -> None:
     modules = {"leaves_record": "import gone"}
     fake_plugin("plugin-leaves", {"leaves": "leaves_record:MODEL"}, modules)
     families, broken = usable_families(names=["faky"])

@@ -43,9 +43,7 @@ def tasks(extensions: Extensions, own: tuple[str, ...] = ()) -> dict[str, Any]:
     return extensions.offered("dstrain_tasks", SimpleNamespace, own)
 
 
-def test_what_is_disabled_is_so_in_threads_of_a_command_until_it_is_done(
-    load: Load,
-) -> None:
+def test_what_is_disabled_is_so_in_threads_of_a_command(load: Load) -> None:
     load(good=HOOKS)
 
     def heard() -> bool:
@@ -64,9 +62,7 @@ def test_what_is_disabled_is_so_in_threads_of_a_command_until_it_is_done(
     assert heard()
 
 
-def test_a_hook_plugin_name_offered_twice_is_refused(
-    fake_plugin: Callable[..., Path],
-) -> None:
+def test_a_hook_name_offered_twice_is_refused(fake_plugin: Callable[..., Path]) -> None:
     for name in ("one", "two"):
         module = f"extra_{name}"
         entry = {"twice": module}

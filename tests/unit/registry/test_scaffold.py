@@ -21,9 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def test_the_package_has_the_files_of_a_family_under_its_own_name(
-    here: Path, capsys: Printed
-) -> None:
+def test_the_package_has_the_files_of_a_family(here: Path, capsys: Printed) -> None:
     assert main(["plugins", "new", "ab_2"]) == 0
     assert "ab_2" in capsys.readouterr().out
     place = here / "ab_2"
@@ -45,9 +43,7 @@ def test_the_package_has_the_files_of_a_family_under_its_own_name(
 @pytest.mark.parametrize(
     "name", ["My", "a-b", "2a", "_a", "a__b", "a_", "class", "", "../a", "ä"]
 )
-def test_a_name_that_no_package_can_have_is_refused(
-    name: str, here: Path, capsys: Printed
-) -> None:
+def test_a_bad_name_is_refused(name: str, here: Path, capsys: Printed) -> None:
     assert main(["plugins", "new", name]) == 2
     assert repr(name) in capsys.readouterr().err
     assert list(here.iterdir()) == []
@@ -64,9 +60,7 @@ def test_the_name_of_an_installed_family_is_refused_and_what_is_there_left_as_it
     assert [path.read_text() for path in here.iterdir()] == ["mine"]
 
 
-def test_flags_of_the_list_and_other_commands_are_refused(
-    here: Path, capsys: Printed
-) -> None:
+def test_flags_and_commands_of_others_are_refused(here: Path, capsys: Printed) -> None:
     assert main(["plugins", "--json", "new", "ab"]) == 2
     assert "error: --json: " in capsys.readouterr().err
     assert main(["plugins", "knew", "x"]) == 2

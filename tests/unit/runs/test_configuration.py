@@ -99,9 +99,7 @@ def test_what_has_no_effect_in_so_short_a_run_is_said_also_in_a_dry_run(
 
 
 @pytest.mark.parametrize("trained", ["dit", "text_encoder.layer"])
-def test_what_is_trained_in_full_is_fp32_and_the_rest_is_not(
-    trained: str, here: Path
-) -> None:
+def test_what_is_trained_in_full_alone_is_fp32(trained: str, here: Path) -> None:
     """A component that a unit runs is fp32 as a whole, since units have no autocast."""
     flags = {"trainable_models": trained, "mixed_precision": "bf16"}
     module = training_run(config(here, **flags)).module
@@ -150,9 +148,7 @@ def dstrain_tasks():
 """
 
 
-def test_tasks_of_one_name_are_left_out_with_the_reason(
-    fake_plugin: Callable[..., Path],
-) -> None:
+def test_two_tasks_of_one_name_are_left_out(fake_plugin: Callable[..., Path]) -> None:
     for name in ("one", "two"):
         modules = {f"tasks_{name}": TASKS.format(own=name)}
         entries = {name: f"tasks_{name}"}

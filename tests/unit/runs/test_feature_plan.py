@@ -45,9 +45,7 @@ def test_a_cache_of_another_plan_is_refused_by_what_differs(
     assert [words for words in differing if words not in said] == []
 
 
-def test_rows_that_this_run_cannot_train_on_are_of_another_plan(
-    filled: Project,
-) -> None:
+def test_rows_that_a_run_cannot_train_on_are_another_plan(filled: Project) -> None:
     path = filled.data / "metadata.json"
     path.write_text(json.dumps([{"prompt": "dog"}]))
     cache = {"feature_cache": filled.folder / "words"}

@@ -72,9 +72,7 @@ def test_rows_of_a_second_dataset_are_named_by_its_own_name_and_counted_apart(
     assert len(said) == 3
 
 
-def test_what_stage_1_cut_stage_2_knows_also_after_a_kill(
-    here: Path, tmp_path: Path
-) -> None:
+def test_what_stage_1_cut_stage_2_knows_of(here: Path, tmp_path: Path) -> None:
     cache = {"feature_cache": tmp_path / "cache", "output_path": tmp_path / "out"}
     train(here, task="sft:data_process", **cache)
     (record,) = (tmp_path / "cache").glob("long_prompts-*.jsonl")

@@ -75,9 +75,7 @@ def test_the_schedule_counts_optimizer_steps_and_starts_where_it_should(
 @pytest.mark.parametrize(
     "trained", [{"trainable_models": "dit"}, {"trainable_models": "dit.blocks.0"}, {}]
 )
-def test_small_steps_move_weights_in_bf16_runs_too(
-    trained: dict[str, Any], here: Path
-) -> None:
+def test_small_steps_move_weights_in_bf16(trained: dict[str, Any], here: Path) -> None:
     given = {"learning_rate": 1e-5, "dataset_repeat": 9, "max_steps": 20, **trained}
     ready = training_run(config(here, mixed_precision="bf16", **given))
     parameters = ready.module.trained.parameters
@@ -150,9 +148,7 @@ def test_two_runs_with_one_seed_are_equal_bit_for_bit_and_another_seed_differs(
     assert not same(files(tmp_path / "a"), files(tmp_path / "c"))
 
 
-def test_each_epoch_and_each_repeat_draws_other_noise(
-    here: Path, tmp_path: Path
-) -> None:
+def test_each_epoch_and_repeat_draws_other_noise(here: Path, tmp_path: Path) -> None:
     flags = {"learning_rate": 1e-30, "dataset_repeat": 3, "num_epochs": 2}
     losses = [row["loss"] for row in log(train(here, output_path=tmp_path, **flags))]
     assert len(losses) == len(set(losses)) == 36
@@ -289,9 +285,7 @@ def test_flags_of_the_second_stage_act_there(here: Path, tmp_path: Path) -> None
     assert max(seen) <= highest < 300
 
 
-def test_lora_training_continues_from_a_file_strictly(
-    here: Path, tmp_path: Path
-) -> None:
+def test_lora_training_continues_from_its_file(here: Path, tmp_path: Path) -> None:
     first = train(here, output_path=tmp_path / "first", num_epochs=1)
     path = first / "epoch-0.safetensors"
     saved = files(first)["epoch-0.safetensors"]
@@ -334,9 +328,7 @@ def dstrain_modify_step(step, model, optimizer):
 """
 
 
-def test_the_average_is_of_what_plugins_left(
-    here: Path, fake_plugin: Callable[..., Path]
-) -> None:
+def test_averages_follow_plugins(here: Path, fake_plugin: Callable[..., Path]) -> None:
     flags = {"max_steps": 1, "ema_decay": 0.05}
     plain = training_run(config(here, **flags))
     fake_plugin("halving", {"halving": "halving"}, {"halving": HALVING}, "dstrain")
@@ -350,9 +342,7 @@ def test_the_average_is_of_what_plugins_left(
         torch.testing.assert_close(ready.ema.tensors[name], mean)
 
 
-def test_training_says_that_it_reads_the_cache_until_it_ends(
-    here: Path, tmp_path: Path
-) -> None:
+def test_training_is_a_reader_until_it_ends(here: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     seen = []
 

@@ -92,9 +92,7 @@ def test_it_is_told_of_the_start_steps_saves_reports_and_the_end(
     ]
 
 
-def test_callbacks_and_the_result_have_the_validation_losses(
-    here: Path, tmp_path: Path
-) -> None:
+def test_callbacks_and_results_have_the_losses(here: Path, tmp_path: Path) -> None:
     flags = {"validation_split": 0.34, "max_steps": 4, "validation_steps": 2}
     seen: list[float | None] = []
     result = run(
@@ -180,9 +178,7 @@ def test_its_state_is_in_a_checkpoint_and_a_resumed_run_gets_it_back(
     assert "observers" not in json.loads((tmp_path / "plain" / state).read_text())
 
 
-def test_the_file_of_a_runs_state_says_where_it_is_and_how_it_ended(
-    here: Path, tmp_path: Path
-) -> None:
+def test_a_runs_file_says_where_it_is_and_ended(here: Path, tmp_path: Path) -> None:
     path = tmp_path / "logs/state.json"
     seen: list[dict[str, Any]] = []
     given = config(here, output_path=tmp_path, max_steps=2)

@@ -80,9 +80,7 @@ def test_split_or_with_workers_the_same_rows_are_left_out(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("choice", ["skip", "error"])
-def test_a_list_of_an_earlier_run_goes_when_nothing_is_skipped(
-    choice: str, folder: Path
-) -> None:
+def test_a_list_goes_when_nothing_is_skipped(choice: str, folder: Path) -> None:
     cache = {"task": "sft:data_process", "output_path": folder / "store"}
     whole = (folder / "data/1.png").read_bytes()
     hurt(folder / "data/1.png")

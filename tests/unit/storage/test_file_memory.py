@@ -31,9 +31,7 @@ def memory(tmp_path: Path) -> ManyFiles:
     return ManyFiles(tmp_path / "memory.npy")
 
 
-def test_a_value_is_recalled_only_for_the_same_marks_of_its_files(
-    memory: ManyFiles,
-) -> None:
+def test_a_value_is_recalled_for_the_same_marks_alone(memory: ManyFiles) -> None:
     memory.remember("one", MARKS, value(1))
     memory.remember("two", MARKS * 2)
     assert len(memory) == 2

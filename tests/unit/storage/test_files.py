@@ -54,9 +54,7 @@ def test_two_threads_may_write_one_file_at_once(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.bin"]
 
 
-def test_a_write_that_fails_keeps_the_old_file_and_names_path_and_bytes(
-    tmp_path: Path,
-) -> None:
+def test_a_write_that_fails_keeps_the_old_file_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     write_file(path, b"old")
     with most_bytes(1000), pytest.raises(SystemFault, match="1,234") as caught:

@@ -15,9 +15,7 @@ def test_hashes_depend_on_kind_and_content_but_not_on_the_order_of_names() -> No
     assert len({hash_json(kind, content) for kind, content in others}) == 6
 
 
-def test_a_component_is_its_bytes_and_a_folder_its_files_in_their_places(
-    tmp_path: Path,
-) -> None:
+def test_a_component_is_its_bytes_a_folder_its_files(tmp_path: Path) -> None:
     files = {"a/x": "1", "a/sub/y": "2", "b/x": "1", "b/sub/y": "2", "c/y": "1"}
     for name, content in (files | {"c/sub/x": "2"}).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -73,9 +73,7 @@ def mark_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_second_holder_is_refused_by_name_and_may_follow_later(
-    tmp_path: Path,
-) -> None:
+def test_a_second_holder_is_refused_by_name_and_may_follow(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "here"
     with held(folder) as other:
         assert f"process {other.pid} on " in refused(folder)
@@ -85,9 +83,7 @@ def test_a_second_holder_is_refused_by_name_and_may_follow_later(
         take(folder)
 
 
-def test_a_folder_that_it_made_goes_with_it_unless_something_is_in_it(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_that_it_made_goes_with_it_if_empty(tmp_path: Path) -> None:
     made, there = tmp_path / "made/folder", tmp_path / "there"
     there.mkdir()
     for folder in (made, there):
@@ -100,9 +96,7 @@ def test_a_folder_that_it_made_goes_with_it_unless_something_is_in_it(
     assert (made / "mine").exists()
 
 
-def test_a_lock_is_free_again_after_its_holder_was_killed_with_children_left(
-    tmp_path: Path,
-) -> None:
+def test_a_lock_is_free_though_killed_holders_left_children(tmp_path: Path) -> None:
     with held(tmp_path, "with a child"):
         pass
     take(tmp_path)
@@ -145,9 +139,7 @@ OF_OTHERS = ("7", "[]", "{}", '{"host": 1}', "text", "x" * 2000)
 
 
 @pytest.mark.parametrize("name", [LOCK, HOLDER])
-def test_a_file_of_somebody_else_in_the_place_of_the_locks_is_kept(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_file_of_others_in_its_place_is_kept(name: str, tmp_path: Path) -> None:
     folder, outside = tmp_path / "folder", tmp_path / "outside"
     folder.mkdir()
     outside.write_text("7")

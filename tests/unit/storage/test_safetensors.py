@@ -85,9 +85,7 @@ def test_equal_tensors_give_equal_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"PK\x03\x04 no safetensors"])
-def test_what_is_no_safetensors_file_is_a_state_error(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_no_safetensors_file_is_a_state_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(content)
     for read in (read_tensors, tensor_shapes, verify_file):
@@ -194,9 +192,7 @@ class Scattered:
         Scattered.alive -= 1
 
 
-def test_tensors_that_lie_on_several_processes_are_put_together_one_by_one(
-    tmp_path: Path,
-) -> None:
+def test_scattered_tensors_are_put_together_one_by_one(tmp_path: Path) -> None:
     plain = {f"w{number}": torch.randn(4, 3) for number in range(5)}
     plain["low"] = torch.ones(3, dtype=torch.bfloat16)
     scattered: Any = {name: Scattered(value) for name, value in plain.items()}

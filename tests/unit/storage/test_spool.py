@@ -67,9 +67,7 @@ def send(spool: Spool, sender: Connection) -> None:
 
 
 @pytest.mark.parametrize("is_windows", [False, True])
-def test_another_process_reads_it(
-    is_windows: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_read_it(is_windows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = filled()
     if is_windows:
         lack_shared_files(monkeypatch)

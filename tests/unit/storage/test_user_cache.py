@@ -25,9 +25,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model"
 
 
-def test_the_folder_is_that_of_the_variable_else_of_xdg_else_of_the_home(
-    tmp_path: Path,
-) -> None:
+def test_the_folder_is_the_variables_xdgs_or_the_homes(tmp_path: Path) -> None:
     xdg = str(tmp_path)
     assert user_cache({"DSTRAIN_CACHE": "here", "XDG_CACHE_HOME": xdg}) == Path("here")
     assert (

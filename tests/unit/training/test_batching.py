@@ -87,9 +87,7 @@ def test_seed_and_epoch_decide_the_order_and_every_order_comes_up() -> None:
 IDS = ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1))
 
 
-def test_rows_of_several_samples_give_each_its_own_key_and_keep_the_order_of_as_many_rows() -> (
-    None
-):
+def test_samples_of_a_row_have_keys_of_their_own_in_the_order_of_rows() -> None:
     groups = (0, 1, 0, 1, 1, 0)
     by_sample = Order(groups, 3, 4, 1, IDS)
     by_row = one_of_each_row(groups, 3, 4, 1)
@@ -161,18 +159,14 @@ def two_of_each_row(
 
 @pytest.mark.parametrize("kinds", [1, 3, 300])
 @pytest.mark.parametrize("samples_per_step", [1, 4, 7])
-def test_batches_are_those_that_fill_up_draw_by_draw(
-    kinds: int, samples_per_step: int
-) -> None:
+def test_batches_fill_up_draw_by_draw(kinds: int, samples_per_step: int) -> None:
     order = two_of_each_row(kinds, 13, samples_per_step)
     for epoch in (0, 3):
         assert list(order.global_batches(epoch)) == plain_batches(order, epoch)
 
 
 @pytest.mark.parametrize("repeats", [(1, 1, 1), (3, 1, 20), (1, 5, 2)])
-def test_parts_of_a_table_are_drawn_as_often_as_each_is_to_be(
-    repeats: tuple[int, ...],
-) -> None:
+def test_parts_of_a_table_are_drawn_as_often_as_told(repeats: tuple[int, ...]) -> None:
     ends = (100, 100, 350) if repeats[1] == 5 else (30, 200, 350)
     parts = tuple(map(RepeatedRows, ends, repeats))
     order = two_of_each_row(3, 2, 4, repeated=parts)
@@ -198,9 +192,7 @@ PARTS = (RepeatedRows(50, 9), RepeatedRows(700, 12))
 @pytest.mark.parametrize(
     "order", [mixed(), replace(mixed(1), repeated=PARTS)], ids=["rows", "parts"]
 )
-def test_an_epoch_continues_after_any_batch_from_any_position_before_it(
-    order: Order,
-) -> None:
+def test_an_epoch_continues_after_any_batch_from_before_it(order: Order) -> None:
     passed: list[Position] = []
     batches = list(order.global_batches(2, on_position=passed.append))
     draws = [one.draws for one in passed]

@@ -82,9 +82,7 @@ def test_the_student_walks_the_inference_schedule_from_the_noise_of_its_seeds() 
     assert [timestep.tolist() for _, timestep in seen] == steps
 
 
-def test_constrained_latents_are_seen_at_every_step_and_what_is_masked_costs_nothing() -> (
-    None
-):
+def test_constrained_latents_are_seen_and_what_is_masked_costs_nothing() -> None:
     def predict(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
         assert bool((noisy_latents[..., 1] == 7).all())
         return NOISE - IMAGES - 3

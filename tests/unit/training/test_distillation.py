@@ -110,9 +110,7 @@ def test_a_student_comes_nearer_to_what_its_teacher_made_in_many_steps(
 
 
 @BOTH
-def test_of_a_trajectory_the_image_is_neither_decoded_nor_encoded(
-    task: str, here: Path
-) -> None:
+def test_images_of_a_trajectory_are_not_encoded(task: str, here: Path) -> None:
     setup = resolve(distill(here, task))
     plan = setup.plan(setup.dataset.input_sets[0])
     values = {"num_inference_steps", "prompt_emb", "prompt_mask"}
@@ -176,9 +174,7 @@ def test_rows_that_cannot_be_distilled_are_all_named_before_anything_is_loaded(
         ("max_timestep_boundary", 0.5),
     ],
 )
-def test_options_that_do_nothing_here_are_refused(
-    flag: str, value: Any, here: Path
-) -> None:
+def test_options_that_do_nothing_are_refused(flag: str, value: Any, here: Path) -> None:
     with pytest.raises(UsageError, match=f"--{flag}: .*direct_distill"):
         resolve(distill(here, DIRECT, **{flag: value}))
     resolve(config(here, **{flag: value}))

@@ -43,9 +43,7 @@ def test_the_decay_rises_to_its_value_with_the_steps(decay: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_weights_are_the_average_within_and_what_they_were_afterwards(
-    dtype: torch.dtype,
-) -> None:
+def test_the_weights_are_the_average_within_alone(dtype: torch.dtype) -> None:
     trained = parameters(dtype)
     averaged = MovingAverage(trained, 0.9)
     move(trained)

@@ -39,9 +39,7 @@ def test_all_chunks_of_a_row_are_on_one_side_and_skipped_rows_on_neither() -> No
 @pytest.mark.parametrize(
     ("fraction", "said"), [(1e-6, "0 of 3 .* larger"), (1 - 1e-6, "3 of 3 .* smaller")]
 )
-def test_a_fraction_that_leaves_no_row_on_one_side_is_refused(
-    fraction: float, said: str
-) -> None:
+def test_a_fraction_that_leaves_no_row_is_refused(fraction: float, said: str) -> None:
     ids = [(row, 0) for row in range(4)]
     with pytest.raises(UsageError, match=f"(?s)--validation_split: .*{said}"):
         hold_out([0, 0, SKIPPED, 0], ids, 0, fraction)

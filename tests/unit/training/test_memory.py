@@ -18,9 +18,7 @@ LACKING = (
 
 
 @pytest.mark.parametrize("error", LACKING, ids=str)
-def test_every_way_to_say_it_has_exit_code_6_within_a_step_and_outside(
-    error: Exception,
-) -> None:
+def test_every_way_to_say_it_has_exit_code_6(error: Exception) -> None:
     assert is_out_of_memory(error)
     assert explain(error).exit_code == 6
     printed = r"^dstrain: error: loading: .* [\d.]+ GiB\n  wait$"
@@ -28,9 +26,7 @@ def test_every_way_to_say_it_has_exit_code_6_within_a_step_and_outside(
         raise error
 
 
-def test_of_a_traceback_that_a_process_handed_on_the_line_is_shown_that_says_it() -> (
-    None
-):
+def test_of_a_traceback_of_a_process_the_line_is_shown_that_says_it() -> None:
     said = f"RuntimeError: {CPU}can't allocate memory"
     caught = RuntimeError(f"Caught RuntimeError in a worker.\nTraceback:\n{said}")
     assert (explain(caught).exit_code, explain(caught).what) == (6, said)
@@ -38,9 +34,7 @@ def test_of_a_traceback_that_a_process_handed_on_the_line_is_shown_that_says_it(
     assert explain(number).what == str(number)
 
 
-def test_the_peak_is_that_of_the_gpu_or_else_of_the_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_peak_is_of_the_gpu_or_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak_memory() > 0
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**30)

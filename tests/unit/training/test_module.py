@@ -50,9 +50,7 @@ def test_dropout_of_a_train_step_does_not_depend_on_the_batch(here: Path) -> Non
     assert module.losses(samples, keys)[1].item() != second
 
 
-def test_an_error_knows_the_rows_it_is_about(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_knows_its_rows(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def encode_prompt(
         prompt: str, *, text_encoder: Any, tokenizer: Any
     ) -> family.Prompt:

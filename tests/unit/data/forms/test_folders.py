@@ -183,9 +183,7 @@ def test_what_could_be_two_captions_or_none_is_refused_by_name(
     assert named in table.faults[0].reason
 
 
-def test_a_file_of_another_program_beside_a_caption_is_no_second_caption(
-    tmp_path: Path,
-) -> None:
+def test_a_file_of_another_program_is_no_second_caption(tmp_path: Path) -> None:
     write(tmp_path, "a.png", "a.b.txt", a="x")
     (tmp_path / "a.json").write_text('{"id": 3, "tags": ["y"]}')
     assert cells(read(tmp_path)) == [("a.png", "x")]
@@ -245,9 +243,7 @@ def test_what_belongs_to_an_image_or_a_run_is_no_row(tmp_path: Path) -> None:
     assert left_out(tmp_path, VIDEOS)
 
 
-def test_a_folder_that_a_run_shares_with_a_dataset_has_the_users_photos(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_of_a_run_may_have_the_users_photos(tmp_path: Path) -> None:
     write(tmp_path, "run.json", "logs/x", "previews/p.png", "photos/a.png", "b.png")
     assert [one.name for one in list_media(tmp_path)] == ["b.png", "photos/a.png"]
 
@@ -333,9 +329,7 @@ def test_what_is_no_caption_file_is_not_read(tmp_path: Path, kind: str) -> None:
 # What is not read.
 
 
-def test_what_is_not_read_is_one_line_with_its_number_and_an_example(
-    tmp_path: Path,
-) -> None:
+def test_what_is_not_read_is_counted_with_an_example(tmp_path: Path) -> None:
     write(tmp_path, "a.png", "a.txt", "b.mp4", "b.txt", "orphan.txt", "x/c.json")
     write(tmp_path, "IMG_1.HEIC", "IMG_1.txt", ".hidden.txt")
     said = "files are not read, such as x/c.json"
@@ -345,9 +339,7 @@ def test_what_is_not_read_is_one_line_with_its_number_and_an_example(
     assert left_out(folder, IMAGES) == ""
 
 
-def test_a_folder_is_read_whatever_is_below_where_all_have_captions(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_where_all_have_captions_is_read(tmp_path: Path) -> None:
     write(tmp_path, "a.png", "a.txt", "deep/metadata.csv", ".git/metadata.csv")
     assert find_source(tmp_path).form == "folder"
     unread = write(tmp_path / "unread", "IMG_1.HEIC", "IMG_1.txt")

@@ -31,9 +31,7 @@ def dataset(
     return open_rows(folder / name, table, inputs, on_bad_sample="skip", **more)
 
 
-def test_a_fault_names_the_column_and_the_row_of_its_own_dataset(
-    tmp_path: Path,
-) -> None:
+def test_a_fault_names_column_and_row_of_its_own_dataset(tmp_path: Path) -> None:
     parts = [dataset(tmp_path, "a", [8, 8]), dataset(tmp_path, "b", [8], "photo")]
     joined = join_datasets(parts, "xy")
     error = UsageError("x.png", "is bad")

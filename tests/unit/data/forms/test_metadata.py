@@ -45,9 +45,7 @@ def test_every_cell_is_the_text_that_was_written(tmp_path: Path) -> None:
         assert texts(read(tmp_path, name, content), "prompt") == AS_WRITTEN
 
 
-def test_json_numbers_and_booleans_become_the_text_that_was_written(
-    tmp_path: Path,
-) -> None:
+def test_numbers_and_booleans_of_json_are_text_as_written(tmp_path: Path) -> None:
     cells = ["1.0", "12345678901234567890", "1e-5", "true", "false", "null"]
     lines = [*(f'{{"a": {cell}}}' for cell in cells), '{"b": 1}']
     table = read(tmp_path, "m.jsonl", "\n".join(lines))
@@ -59,9 +57,7 @@ def test_json_numbers_and_booleans_become_the_text_that_was_written(
 
 
 @pytest.mark.parametrize("name", ["m.csv", "m.CSV"])
-def test_csv_bom_crlf_quoted_newlines_quotes_and_commas(
-    tmp_path: Path, name: str
-) -> None:
+def test_csv_bom_crlf_quotes_newlines_and_commas(tmp_path: Path, name: str) -> None:
     lines = ["image,prompt", 'a.png,"one', 'two, ""three"""', "", "  ", "b.png,four"]
     content = b"\xef\xbb\xbf" + "".join(f"{line}\r\n" for line in lines).encode()
     table = read(tmp_path, name, content)
@@ -71,9 +67,7 @@ def test_csv_bom_crlf_quoted_newlines_quotes_and_commas(
     assert places == [f"{name}:2:prompt", f"{name}:6:prompt"]
 
 
-def test_jsonl_bom_crlf_blank_lines_and_line_separators_inside_texts(
-    tmp_path: Path,
-) -> None:
+def test_jsonl_bom_crlf_blank_lines_and_line_separators(tmp_path: Path) -> None:
     content = b'\xef\xbb\xbf\r\n{"prompt": "a\xe2\x80\xa8b"}\r\n\r\n{"prompt": "c"}'
     table = read(tmp_path, "m.jsonl", content)
     assert texts(table, "prompt") == ["a\u2028b", "c"]

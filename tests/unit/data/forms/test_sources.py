@@ -127,9 +127,7 @@ def test_a_choice_is_by_the_input_or_its_column_and_wins_over_the_own_one() -> N
     ("choices", "meant"),
     [({"promt": "text"}, "'prompt'"), ({"prompt": "txt"}, "'text'")],
 )
-def test_a_choice_of_what_does_not_exist_is_refused(
-    choices: dict[str, str], meant: str
-) -> None:
+def test_a_choice_of_nothing_is_refused(choices: dict[str, str], meant: str) -> None:
     with pytest.raises(UsageError, match=meant) as caught:
         other_names(("image", "text"), INPUTS, choices)
     assert caught.value.where == "--column"

@@ -154,9 +154,7 @@ def test_a_full_disk_is_reported_with_its_folder(server: Hub) -> None:
     check_the_next_run_completes(server, source)
 
 
-def test_a_file_that_changed_on_the_hub_is_not_mixed_with_what_is_here(
-    server: Hub,
-) -> None:
+def test_a_file_that_changed_on_the_hub_is_not_mixed(server: Hub) -> None:
     source, folder = ModelSource(TINY, hub="modelscope"), Path("models") / TINY
     server.faults = Faults(LARGE, cut_at=500)
     refused(SystemFault, source, LARGE)

@@ -208,9 +208,7 @@ def test_what_is_fetched_later_is_of_the_revision_that_is_here(
         {ORIGINS: IDS.replace(f"{TINY}:", f"{TINY}@v2:", 1)},
     ],
 )
-def test_a_revision_is_given_with_the_id(
-    way: dict[str, str], server: Hub, hub: Any
-) -> None:
+def test_an_id_has_a_revision(way: dict[str, str], server: Hub, hub: Any) -> None:
     write(Path("second"), seed=1)
     server.add(TINY, Path("second"), "v2")
     generate(image(hub, **way))
@@ -315,9 +313,7 @@ def test_no_access_token_and_no_query_is_logged_or_written(
     assert any(secret in sent for sent in server.tokens)
 
 
-def test_an_id_must_be_one_and_a_list_may_not_lead_elsewhere(
-    server: Hub, source: ModelSource
-) -> None:
+def test_ids_and_lists_lead_nowhere_else(server: Hub, source: ModelSource) -> None:
     for model_id in ("Tiny", "../Tiny", "Tiny/..", "a/b/c", "/etc/x"):
         with pytest.raises(UsageError, match=f"--{ORIGINS}: "):
             fetch(replace(source, model_id=model_id), "x.safetensors")
@@ -333,9 +329,7 @@ def test_an_id_must_be_one_and_a_list_may_not_lead_elsewhere(
     assert not (FOLDER / VAE_FILE).exists()
 
 
-def test_the_hub_is_that_of_the_flag_else_of_a_variable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_flag_or_a_variable_names_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_hub(None) == "modelscope"
     monkeypatch.setenv("DIFFSYNTH_DOWNLOAD_SOURCE", "HuggingFace")
     assert chosen_hub(None) == "huggingface"

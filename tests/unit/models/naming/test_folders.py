@@ -112,9 +112,7 @@ def test_a_file_name_tells_components_with_the_same_keys_apart(comfy: Path) -> N
     assert sorted(chosen(comfy, OF_EXPERTS)) == ["dit", "dit2"]
 
 
-def test_absent_shards_and_a_folder_of_nothing_are_named(
-    model: Path, tmp_path: Path
-) -> None:
+def test_absent_shards_and_no_parts_are_named(model: Path, tmp_path: Path) -> None:
     (model / "transformer/model-2-of-2.safetensors").unlink()
     with pytest.raises(MissingFiles, match=r" 1 shard .* model-2-of-2\.safetensors"):
         found(model)

@@ -27,9 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("Some-One/FLUX.1_x@refs/pr/1", "Some-One/FLUX.1_x", "refs/pr/1"),
     ],
 )
-def test_owner_and_name_are_a_published_model(
-    value: str, model_id: str, revision: str
-) -> None:
+def test_an_id_is_a_published_model(value: str, model_id: str, revision: str) -> None:
     assert located(value, [MODEL]) == PublishedModel(model_id, revision)
 
 
@@ -75,9 +73,7 @@ def test_a_known_id_that_is_a_path_too_is_refused_and_says_how_to_name_either(
         ("there/mine", "there/mine: "),
     ],
 )
-def test_what_is_neither_is_refused_with_the_nearest_id(
-    value: str, hint: str, here: Path
-) -> None:
+def test_neither_is_refused_with_a_near_id(value: str, hint: str, here: Path) -> None:
     (here / "there").mkdir()
     with pytest.raises(MissingFiles, match=f"{hint}(?s:.*)OWNER/NAME"):
         located(value, [MODEL])

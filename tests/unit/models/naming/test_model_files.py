@@ -36,9 +36,7 @@ def joined(paths: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("revision", ["", "@v1.0"])
 @pytest.mark.parametrize("hub", ["modelscope", "huggingface"])
-def test_a_published_id_is_the_files_of_the_long_option(
-    revision: str, hub: Any
-) -> None:
+def test_a_published_id_is_files_of_the_long_option(revision: str, hub: Any) -> None:
     long = IDS.replace("Tiny/Tiny:", f"Tiny/Tiny{revision}:")
     named = configs(False, hub=hub, model_id=f"Tiny/Tiny{revision}")
     assert named == configs(False, hub=hub, **{ORIGINS: long})
@@ -176,9 +174,7 @@ def test_a_file_that_is_not_here_or_is_no_component_is_refused(here: Path) -> No
         train(here, model_paths=None, model_id="stranger.safetensors")
 
 
-def test_a_folder_with_several_files_for_one_component_needs_the_right_one_named(
-    here: Path,
-) -> None:
+def test_of_several_files_for_a_component_one_is_named(here: Path) -> None:
     second = here / "model/vae/second.safetensors"
     shutil.copy(here / "model/vae/model-1-of-1.safetensors", second)
     with pytest.raises(UsageError, match=r"--model_id: .* vae: "):

@@ -91,9 +91,7 @@ def test_a_terminal_is_asked_if_there_is_anything_to_remove(
     assert not left.exists()
 
 
-def test_of_a_cache_without_plans_nothing_is_left_but_files_of_others(
-    place: Place,
-) -> None:
+def test_of_a_cache_without_plans_files_of_others_are_left(place: Place) -> None:
     place.plans[0].unlink()
     shards = place.cache / "shards"
     (shards / "notes.txt").write_text("mine")
@@ -104,9 +102,7 @@ def test_of_a_cache_without_plans_nothing_is_left_but_files_of_others(
     assert not place.columns
 
 
-def test_values_that_two_shards_have_are_kept_once(
-    place: Place, capsys: Printed
-) -> None:
+def test_values_of_two_shards_are_kept_once(place: Place, capsys: Printed) -> None:
     want, half = place.values(), sorted(FeatureCache.open(place.cache))[::2]
     in_a_shard_too(place, half)
     capsys.readouterr()
@@ -117,9 +113,7 @@ def test_values_that_two_shards_have_are_kept_once(
     assert place.values() == want
 
 
-def test_a_shard_written_anew_may_have_the_name_of_one_that_goes(
-    two_plans: Place,
-) -> None:
+def test_a_new_shard_may_have_the_name_of_one_that_goes(two_plans: Place) -> None:
     want = two_plans.values()
     again = in_a_shard_too(two_plans, used_by_the_newest_plan(two_plans))
     prune(two_plans.cache, [old_plan(two_plans)], True, None)

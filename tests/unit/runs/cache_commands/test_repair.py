@@ -205,9 +205,7 @@ def test_what_a_plan_records_is_a_quoted_command_of_one_line_or_none(
     )
 
 
-def test_one_command_fills_the_plans_of_two_datasets_again(
-    tiny: Path, tmp_path: Path
-) -> None:
+def test_one_command_fills_two_datasets_again(tiny: Path, tmp_path: Path) -> None:
     here = project(tmp_path)
     shutil.copytree(here / "data", here / "second")
     captions = only(here, "second/metadata.*")

@@ -54,9 +54,7 @@ def test_a_whole_cache_has_no_problems(shared_place: Place, capsys: Printed) -> 
 
 
 @pytest.mark.parametrize("at", [3, 100, -1])
-def test_a_changed_byte_is_named_with_its_file(
-    place: Place, at: int, capsys: Printed
-) -> None:
+def test_changed_bytes_are_named(place: Place, at: int, capsys: Printed) -> None:
     damaged = [*place.shards, *place.plans]
     for path in damaged:
         whole = path.read_bytes()
@@ -74,9 +72,7 @@ def test_a_changed_byte_is_named_with_its_file(
     assert "--repair" in caught.value.help_lines[0]
 
 
-def test_a_missing_shard_makes_the_plan_incomplete(
-    place: Place, capsys: Printed
-) -> None:
+def test_a_missing_shard_makes_a_plan_partial(place: Place, capsys: Printed) -> None:
     before = {*place.shards, *place.plans}
     noise_image(9).save(place.data / "9.png")
     write_rows(place.data, [*place.rows, {**place.rows[0], "image": "9.png"}])
@@ -99,9 +95,7 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(
     assert caught.value.where == str(path)
 
 
-def test_damage_of_what_is_made_from_other_files_is_named(
-    place: Place, capsys: Printed
-) -> None:
+def test_damage_of_what_is_derived_is_named(place: Place, capsys: Printed) -> None:
     (index,) = (place.cache / "index").iterdir()
     digests = place.cache / "digests.npy"
     for path, at in ((index, 200), (digests, -10)):

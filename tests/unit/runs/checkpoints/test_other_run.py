@@ -100,9 +100,7 @@ def test_a_run_with_other_numbers_is_not_resumed_and_what_must_be_equal_is_named
     assert len(log(held)) == 2
 
 
-def test_columns_in_another_order_are_those_of_the_same_run(
-    here: Path, tmp_path: Path
-) -> None:
+def test_columns_in_any_order_are_of_the_same_run(here: Path, tmp_path: Path) -> None:
     for step, names in enumerate(("prompt,input_image", "input_image,prompt"), 1):
         given = {"extra_inputs": names, "max_steps": step, "resume": "auto"}
         train(here, output_path=tmp_path, **given)
@@ -203,9 +201,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_dataset_whose_content_changed_is_not_resumed(
-    name: str, held: Path, tmp_path: Path
-) -> None:
+def test_a_changed_dataset_is_refused(name: str, held: Path, tmp_path: Path) -> None:
     change, named = CHANGES[name]
     project(tmp_path)
     shutil.copytree(held, tmp_path / "out")
@@ -246,9 +242,7 @@ def test_cached_values_that_changed_are_not_resumed(tmp_path: Path) -> None:
     assert caught.value.where == "--resume"
 
 
-def test_files_that_are_touched_or_lie_elsewhere_are_the_same(
-    held: Path, tmp_path: Path
-) -> None:
+def test_files_touched_or_moved_are_the_same(held: Path, tmp_path: Path) -> None:
     project(tmp_path)
     shutil.copytree(held, tmp_path / "out")
     for path in (tmp_path / "data").iterdir():

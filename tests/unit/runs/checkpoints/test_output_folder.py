@@ -74,9 +74,7 @@ def named(*steps: int) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("keep", [None, 1, 3, 9])
-def test_so_many_checkpoints_are_kept(
-    keep: int | None, here: Path, tmp_path: Path
-) -> None:
+def test_checkpoints_are_kept(keep: int | None, here: Path, tmp_path: Path) -> None:
     train(here, output_path=tmp_path, max_steps=6, save_steps=1, keep_checkpoints=keep)
     every = range(1, 7)
     kept_states, weights = left(tmp_path)
@@ -87,9 +85,7 @@ def test_so_many_checkpoints_are_kept(
     assert set(tree(tmp_path)) <= set(files.steps)
 
 
-def test_all_components_of_a_step_are_one_checkpoint(
-    here: Path, tmp_path: Path
-) -> None:
+def test_components_of_a_step_are_one_checkpoint(here: Path, tmp_path: Path) -> None:
     flags = {"trainable_models": "dit,text_encoder", "keep_checkpoints": 2}
     train(here, output_path=tmp_path, max_steps=3, save_steps=1, **flags)
     assert left(tmp_path) == (
@@ -150,9 +146,7 @@ def test_overwriting_removes_the_run_and_nothing_else(
     assert [row["step"] for row in log(out)] == [1]
 
 
-def test_overwriting_removes_the_list_of_rows_that_the_run_skipped(
-    tmp_path: Path,
-) -> None:
+def test_overwriting_removes_the_list_of_skipped_rows(tmp_path: Path) -> None:
     folder = project(tmp_path)
     image = (folder / "data/1.png").read_bytes()
     (folder / "data/1.png").write_bytes(b"no image")
@@ -211,9 +205,7 @@ def put_together(out: Path) -> dict[str, bytes]:
     return {name: content for name, content in both.items() if name != "run.json"}
 
 
-def test_an_overwritten_run_lies_aside_until_the_new_one_has_saved(
-    here: Path, out: Path
-) -> None:
+def test_an_overwritten_run_lies_aside_until_a_save(here: Path, out: Path) -> None:
     before = put_together(out)
     users = put(out, f"{ASIDE}/notes.txt")
     with pytest.raises(PowerCut):

@@ -58,9 +58,7 @@ def test_weights_are_named_by_epoch_or_step_and_the_last_step_is_always_saved(
     assert load_state(states(tmp_path)[0]).step == kept[-1]
 
 
-def test_each_of_several_trainables_has_a_file_of_its_own(
-    here: Path, tmp_path: Path
-) -> None:
+def test_each_trainable_has_a_file_of_its_own(here: Path, tmp_path: Path) -> None:
     flags = {"trainable_models": "text_encoder", "lora_base_model": "dit"}
     train(here, output_path=tmp_path, lora_alpha=6.0, **flags)
     made = files(tmp_path)

@@ -21,9 +21,7 @@ from tests.support.runs import PowerCut, files, outcome, project, same, stop_at,
 pytestmark = pytest.mark.usefixtures("tiny")
 
 
-def test_resume_starts_a_run_anew_that_ended_before_its_first_save(
-    here: Path, tmp_path: Path
-) -> None:
+def test_resume_starts_a_run_without_saves_anew(here: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(PowerCut):
         train(here, stop_at(2), output_path=out, max_steps=4)
@@ -39,9 +37,7 @@ def test_resume_starts_a_run_anew_that_ended_before_its_first_save(
 
 
 @pytest.mark.parametrize("path", ["nothing", "out", "out/step-2.safetensors", "empty"])
-def test_a_path_that_is_no_state_is_refused(
-    path: str, here: Path, tmp_path: Path
-) -> None:
+def test_a_path_of_no_state_is_refused(path: str, here: Path, tmp_path: Path) -> None:
     train(here, output_path=tmp_path / "out", max_steps=2)
     (tmp_path / "empty").mkdir()
     with pytest.raises(StateError) as caught:
@@ -51,9 +47,7 @@ def test_a_path_that_is_no_state_is_refused(
     assert not files(tmp_path / "new")
 
 
-def test_a_damaged_state_is_passed_over_for_the_one_before(
-    here: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_state_is_passed_over(here: Path, tmp_path: Path) -> None:
     flags = {"max_steps": 6, "save_steps": 2}
     train(here, output_path=tmp_path / "whole", **flags)
     with pytest.raises(PowerCut):
@@ -81,9 +75,7 @@ def test_weights_of_other_shapes_are_not_resumed(tmp_path: Path) -> None:
     assert caught.value.where == "--resume"
 
 
-def test_where_things_lie_and_how_fast_they_go_may_change(
-    here: Path, tmp_path: Path
-) -> None:
+def test_places_and_speed_may_change(here: Path, tmp_path: Path) -> None:
     flags: dict[str, Any] = {"batch_size": 2}
     train(here, output_path=tmp_path / "whole", max_steps=4, **flags)
     train(here, output_path=tmp_path / "cut", max_steps=2, **flags)

@@ -17,9 +17,7 @@ def here(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project(tmp_path_factory.mktemp("project"))
 
 
-def test_a_validation_dataset_has_neither_dropout_nor_tags_nor_views_of_its_own(
-    here: Path,
-) -> None:
+def test_a_validation_dataset_has_no_views_of_its_own(here: Path) -> None:
     flags: dict[str, Any] = {"flip": True, "crops": 2, "caption_prefix": "a "}
     flags |= {"caption_suffix": " b", "trigger_word": "sks", "keep_tags": 2}
     flags |= {"caption_dropout": 0.5, "shuffle_tags": True}

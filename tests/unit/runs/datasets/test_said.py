@@ -87,9 +87,7 @@ def test_each_size_has_a_line_with_its_samples_batches_and_what_is_cropped_away(
             assert line.startswith(f"{size}: {share.format(number)}")
 
 
-def test_of_many_sizes_the_most_frequent_are_listed(
-    tmp_path: Path, lines: Lines
-) -> None:
+def test_of_many_sizes_the_most_used_are_listed(tmp_path: Path, lines: Lines) -> None:
     shapes = tuple((8 * side, 8) for side in range(1, 34))
     write_data(tmp_path / "data", ("a",) * 34, shapes)
     found = sizes(lines())

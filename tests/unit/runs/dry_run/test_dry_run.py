@@ -133,9 +133,7 @@ def test_files_that_are_not_here_are_listed(bare: Command) -> None:
     assert "    --resume: nowhere " in bare("--output_path new --resume nowhere")
 
 
-def test_a_folder_that_holds_a_run_is_refused_as_by_the_run(
-    bare: Command, tmp_path: Path
-) -> None:
+def test_a_folder_that_holds_a_run_is_refused(bare: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "states/step-4").mkdir(parents=True)
     (out / "states/step-4/record.json").write_text("{}")

@@ -158,9 +158,7 @@ def test_deepspeeds_own_file_is_read(tmp_path: Path) -> None:
     assert found.total_batch_size == 16
 
 
-def test_what_has_no_effect_is_named_and_what_is_switched_off_is_not(
-    tmp_path: Path,
-) -> None:
+def test_what_has_no_effect_is_named_unless_it_is_off(tmp_path: Path) -> None:
     def unused(launch: Any) -> list[str]:
         return launch.said.partition(" here: ")[2].split(", ")
 
@@ -241,9 +239,7 @@ def test_settings_of_fsdp_say_how_networks_are_divided(
         ),
     ],
 )
-def test_what_fsdp_has_besides_is_refused_by_name(
-    settings: dict[str, str], named: str
-) -> None:
+def test_what_fsdp_has_besides_is_named(settings: dict[str, str], named: str) -> None:
     with pytest.raises(UsageError, match=named) as caught:
         read_fsdp(**settings)
     assert caught.value.where == WHERE

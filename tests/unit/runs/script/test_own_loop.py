@@ -93,9 +93,7 @@ def launched(
     return launch_training_task(accelerator, rows, module, **given)
 
 
-def test_a_logger_is_told_of_steps_and_epochs_and_the_losses_are_returned(
-    here: Path,
-) -> None:
+def test_a_logger_is_told_of_steps_epochs_and_losses(here: Path) -> None:
     module, logger = module_of(here), Noting()
     before = [one.detach().clone() for one in module.trained_parameters]
     losses = launched(module, steps=2, logger=logger)
@@ -143,9 +141,7 @@ def test_a_step_is_the_mean_of_its_samples_however_many_it_has(here: Path) -> No
     assert nn.utils.get_total_norm(grads) > 1  # which by default would be clipped
 
 
-def test_two_processes_train_as_one_that_accumulates(
-    here: Path, tmp_path: Path
-) -> None:
+def test_two_processes_train_as_one_accumulating(here: Path, tmp_path: Path) -> None:
     """Three rows, so that one process has none in the last step of an epoch."""
     rows = [{**row, "input_image": ROWS[0]["input_image"]} for row in ROWS]
     single = module_of(here)

@@ -22,9 +22,7 @@ from tests.support.runs import config, log
 pytestmark = pytest.mark.usefixtures("tiny")
 
 
-def test_a_run_returns_its_folder_its_weights_and_its_losses(
-    here: Path, tmp_path: Path
-) -> None:
+def test_a_run_returns_folder_weights_and_losses(here: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = run(config(here, output_path=str(out), max_steps=3, save_steps=2))
     assert (result.folder, result.step) == (out, 3)
@@ -77,9 +75,7 @@ def test_a_task_of_ones_own_is_trained_by_its_name(here: Path, tmp_path: Path) -
         ("sft", ["mine"], "these: mine"),
     ],
 )
-def test_a_task_that_cannot_be_meant_is_refused(
-    task: str, names: list[str], named: str
-) -> None:
+def test_an_unclear_task_is_refused(task: str, names: list[str], named: str) -> None:
     tasks = [Task.of(name, zero) for name in names]
     with pytest.raises(UsageError, match=named) as caught:
         run(TrainConfig(model="tiny", dry_run=True, task=task), tasks=tasks)
@@ -107,9 +103,7 @@ def test_what_is_not_of_its_type_is_refused_before_an_older_run_is_replaced(
     assert (tmp_path / "epoch-0.safetensors").read_text() == "older"
 
 
-def test_callbacks_see_every_step_and_one_of_them_may_end_the_run(
-    here: Path, tmp_path: Path
-) -> None:
+def test_callbacks_see_steps_and_may_end_the_run(here: Path, tmp_path: Path) -> None:
     seen: list[StepNumbers] = []
 
     def stop_after_two(numbers: StepNumbers) -> bool:

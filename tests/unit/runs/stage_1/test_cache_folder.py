@@ -86,9 +86,7 @@ def test_a_folder_of_nobodys_is_taken(names: tuple[str, ...], here: Path) -> Non
 @pytest.mark.parametrize(
     "name", ["bad_samples.jsonl", "digests.npy", "dstrain.log", "other/store.json"]
 )
-def test_what_the_user_has_under_a_name_of_ours_is_never_replaced(
-    name: str, here: Path
-) -> None:
+def test_what_the_user_has_is_never_replaced(name: str, here: Path) -> None:
     put(f"cache/{name}")
     first = Path(name).parts[0]
     with pytest.raises(UsageError, match="no feature cache") as caught:

@@ -106,9 +106,7 @@ def test_what_is_computed_is_kept_whatever_ends_it(
     assert place.fill()[IMAGE] == ROWS - WAITING
 
 
-def test_a_fault_of_the_writer_ends_stage_1_soon_with_its_own_error(
-    place: Place,
-) -> None:
+def test_a_fault_of_the_writer_ends_stage_1_soon(place: Place) -> None:
     started: list[int] = []
 
     def full(number: int) -> None:

@@ -210,9 +210,7 @@ def test_other_flags_end_it(place: Place, flags: dict[str, Any]) -> None:
     assert reads_rows(place, **flags)
 
 
-def test_other_rows_of_plugins_end_it(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_plugins_end_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = place.setup()
     source = dataset_source(setup.config)
     row = PromptRow("a", "a", "--x")
@@ -226,9 +224,7 @@ def test_other_rows_of_plugins_end_it(
 
 
 @pytest.mark.usefixtures("tiny", "settled")
-def test_values_of_a_preview_that_are_gone_are_named_and_computed_again(
-    tmp_path: Path,
-) -> None:
+def test_values_of_a_preview_that_are_gone_come_again(tmp_path: Path) -> None:
     project(tmp_path)
     cache = tmp_path / "cache"
     flags: dict[str, Any] = {"task": "sft:data_process", "feature_cache": cache}

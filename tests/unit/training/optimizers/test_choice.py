@@ -77,9 +77,7 @@ class NoRate(SGD):
         ("momentum=0.5", 0.5),
     ],
 )
-def test_an_argument_is_a_literal_in_the_kind_of_its_default(
-    word: str, value: Any
-) -> None:
+def test_an_argument_is_of_the_kind_of_its_default(word: str, value: Any) -> None:
     arguments = chosen(f"{HERE}.Kinds", "needed=1", word).arguments
     found = arguments[word.partition("=")[0]]
     assert found == value and type(found) is type(value)
@@ -117,9 +115,7 @@ def test_what_cannot_work_is_refused(name: str, arguments: str, said: str) -> No
         chosen(name, *arguments.split())
 
 
-def test_an_absent_library_is_named_with_its_installation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_absent_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prodigyopt", None)
     with pytest.raises(UsageError, match=r"(?s)--optimizer: .*pip install prodigyopt"):
         chosen("prodigy")

@@ -61,9 +61,7 @@ def test_b_matrices_learn_at_a_multiple() -> None:
         ("dit.blocks=1,text_encoder=1", r"1 .*dit\.norm\.weight"),
     ],
 )
-def test_names_that_fit_nothing_and_parameters_without_one_are_refused(
-    rates: str, said: str
-) -> None:
+def test_names_and_parameters_without_any_are_refused(rates: str, said: str) -> None:
     with pytest.raises(UsageError, match=f"--learning_rate: .*{said}"):
         built(*NAMES, learning_rate=rates)
 
@@ -102,9 +100,7 @@ def test_one_rate_for_all_is_one_number_however_it_is_written(
         ("text_encoder=1", "transformer "),
     ],
 )
-def test_components_are_checked_before_anything_is_loaded(
-    rates: str, said: str
-) -> None:
+def test_components_are_checked_before_all_loading(rates: str, said: str) -> None:
     trained = ("transformer", "text_encoder")
     with pytest.raises(UsageError, match=f"--learning_rate: .*{said}"):
         check_names(parse_learning_rates(rates, 1.0), trained, {})

@@ -98,9 +98,7 @@ def validation(folder: Path, row: int) -> dict[str, str]:
         return list(csv.DictReader(file))[row]
 
 
-def test_validation_and_previews_use_the_averages_and_leave_training_as_it_is(
-    here: Path,
-) -> None:
+def test_validation_and_previews_use_the_averages_alone(here: Path) -> None:
     """What is saved is the average, so a run that starts from it shows the same."""
     flags: dict[str, Any] = {"optimizer": "schedulefree", "trainable_models": "dit"}
     flags |= {"max_steps": 4, "save_steps": 2, "validation_split": 0.3}
