@@ -90,7 +90,6 @@ def dataset(folder: Path, rows: int = 2) -> Path:
 
 
 def first_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """The first line of the error."""
     lines = capsys.readouterr().err.splitlines()
     errors = [line for line in lines if line.startswith("dstrain: error: ")]
     return errors[0] if errors else ""
@@ -151,7 +150,6 @@ class Wrong:
 
 
 def cut(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Leave one tensor out."""
     return dict(list(tensors.items())[1:])
 
 
@@ -203,7 +201,6 @@ WRONG = (
 
 
 def apply(folder: Path, changes: Mapping[str, Any]) -> None:
-    """Change files of a project."""
     for name, content in changes.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -272,7 +269,6 @@ WAYS = ("unsplit", "split")
 
 
 def film_data(folder: Path) -> None:
-    """Videos beside the images."""
     noise = np.random.default_rng(0)
     as_mp4 = {"plugin": "pyav", "codec": "libx264", "out_pixel_format": "yuv420p"}
     for row in range(3):
@@ -396,7 +392,6 @@ def test_a_row_of_which_every_frame_is_held_is_refused_before_loading(
 
 
 def with_nan(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Put a NaN into each matrix."""
     for value in tensors.values():
         if value.ndim > 1:
             value.view(-1)[0] = float("nan")

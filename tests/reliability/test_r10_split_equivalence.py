@@ -134,7 +134,6 @@ def imported(program: Program, folder: Path, source: str) -> Iterator[ModuleType
 
 
 def set_up(program: Program, module: ModuleType, media: Path, folder: Path) -> Setup:
-    """A run of the program that is not split."""
     settings = program.settings
     (folder / "metadata.json").write_text(
         json.dumps(list(program.rows)), encoding="utf-8"
@@ -397,7 +396,6 @@ def refusals(evaluator: Evaluator, run: Run | None = None) -> Iterator[Refused]:
 
 
 def assert_equal(a: Run, b: Run) -> None:
-    """Both ways are the same bit for bit."""
     assert a.micro_batches == b.micro_batches
     assert same(a.parameters, b.parameters), "other weights"
     assert same(a.losses, b.losses), f"losses differ: {a.losses} {b.losses}"
@@ -494,7 +492,6 @@ def close(found: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
 
 @pytest.fixture(scope="module")
 def media(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that all programs share."""
     folder = tmp_path_factory.mktemp("media")
     write_media(folder)
     return folder
@@ -531,7 +528,6 @@ FEATURES = (
 
 
 def features(program: Program) -> set[str]:
-    """Return what is in a program."""
     settings = program.settings
     source = program.source
     live = {

@@ -59,7 +59,6 @@ class Payload:
 
 
 def raw(marker: Path) -> bytes:
-    """A pickle."""
     return pickle.dumps({"weight": Payload(marker)})
 
 
@@ -108,12 +107,10 @@ class Trick:
 
 
 def link(name: str, target: str) -> Callable[[Path], Any]:
-    """Put a symbolic link into the dataset's folder."""
     return lambda data: (data / name).symlink_to(target.format(data=data))
 
 
 def chain(data: Path) -> None:
-    """A link to a link to a link."""
     (data / "1.png").symlink_to("2.png")
     (data / "2.png").symlink_to(data / "3.png")
     (data / "3.png").symlink_to("../secret/secret.png")
@@ -280,7 +277,6 @@ COLUMNS = {
 
 
 def named(cases: Any) -> list[str]:
-    """Names of cases as ids of tests."""
     return [
         (case.name if isinstance(case, Trick) else case[0]).replace(" ", "-")
         for case in cases
@@ -301,7 +297,6 @@ def project(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Iterator[Pa
 
 
 def command(folder: Path, text_encoder: str = "model-1-of-1.safetensors") -> list[str]:
-    """The command line that trains in a project."""
     model = folder / "model"
     dit = sorted(map(str, (model / "transformer").glob("*.safetensors")))
     encoders = (

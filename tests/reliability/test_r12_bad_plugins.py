@@ -144,7 +144,6 @@ def test_it_is_shown_as_broken_with_its_reason_and_the_others_work(
 
 
 def works(folder: Path, capfd: pytest.CaptureFixture[str], warned: str) -> None:
-    """Run every command of the good family."""
     place = project(folder / "project")
     model = ["--model", "tiny", "--toy"]
     train = [*model, "--dataset_base_path", str(place / "data"), "--lora_rank=2"]
@@ -281,7 +280,6 @@ def option(said: str, field: str, code: int = 0, *words: str) -> Fault:
 def hooked(
     said: str, body: str, code: int = 0, *words: str, twin: bool = False
 ) -> Fault:
-    """A hook with this body."""
     imports = (
         HOOK + "from dstrain.plugin import Defaults, Form, Keeper, Section, Updater\n"
     )

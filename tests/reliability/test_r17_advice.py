@@ -80,8 +80,6 @@ class Case:
 
 
 def remove(pattern: str) -> Callable[[], None]:
-    """Remove files or folders."""
-
     def act() -> None:
         found = list(Path().glob(pattern))
         assert found
@@ -92,8 +90,6 @@ def remove(pattern: str) -> Callable[[], None]:
 
 
 def damage(pattern: str, at: int = -2) -> Callable[[], None]:
-    """Change a byte of each file."""
-
     def act() -> None:
         found = list(Path().glob(pattern))
         assert found
@@ -106,7 +102,6 @@ def damage(pattern: str, at: int = -2) -> Callable[[], None]:
 
 
 def caption() -> None:
-    """Change a caption of the dataset."""
     rows = json.loads(Path("data/metadata.json").read_text())
     rows[0]["prompt"] = "another"
     Path("data/metadata.json").write_text(json.dumps(rows))
@@ -136,7 +131,6 @@ def full(place: str, after: int = 0) -> Patch:
 
 
 def without_alpha() -> None:
-    """Write the run's LoRA without its alpha."""
     save_file(load_file("out/step-1.safetensors"), "lost file.safetensors")
 
 
@@ -248,7 +242,6 @@ CASES = (
 
 
 def follow(case: Case, said: str) -> Words:
-    """The command that a message advises."""
     found = re.search(case.advice, said)
     assert found, said
     words = tuple(shlex.split(found[1]))

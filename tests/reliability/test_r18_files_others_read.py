@@ -157,7 +157,6 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Any]:
 
 
 def command(case: Case, tested: FamilyUnderTest, output: Path) -> list[str]:
-    """The command without what is trained."""
     inputs = tested.spec.inputs.items()
     optional = [
         name

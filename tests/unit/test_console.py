@@ -56,8 +56,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Terminal(io.StringIO):
-    """A terminal that keeps what it is shown."""
-
     def isatty(self) -> bool:
         return True
 
@@ -65,7 +63,6 @@ class Terminal(io.StringIO):
 def python(
     code: str, *words: str, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run code in a process of its own, which must end well."""
     return subprocess.run(
         [sys.executable, "-c", code, *words],
         capture_output=True,

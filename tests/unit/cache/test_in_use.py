@@ -39,7 +39,6 @@ def left(folder: Path) -> list[Path]:
 
 
 def remove(cache: Path) -> None:
-    """Hold a cache alone, as who removes values."""
     with exclusive(cache):
         pass
 

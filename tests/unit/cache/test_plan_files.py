@@ -34,13 +34,11 @@ LINES = [
 
 @pytest.fixture
 def plans(tmp_path: Path) -> Path:
-    """The folder of the plans of a cache."""
     FeatureCache.create(tmp_path)
     return tmp_path / "plans"
 
 
 def write(plans: Path, lines: Iterable[Any] = LINES, dataset: str = "d") -> PlanSamples:
-    """Write a plan, and return its samples."""
     write_plan(plans, dict(IDENTITY), about(dataset), lines)
     return open_samples(plans, newest(plans))
 
@@ -51,7 +49,6 @@ def newest(plans: Path) -> dict[str, Any]:
 
 
 def named(plans: Path, record: dict[str, Any]) -> set[Path]:
-    """The columns that a record names."""
     return {plans / f"{name}.arrow" for name in record["columns"].values()}
 
 
@@ -159,7 +156,6 @@ def record(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 
 
 def read(folder: Path, record: Any) -> Any:
-    """Write a record, and read it."""
     head = {"record": record, "digest": hash_json("record", record)}
     path = folder / f"{'0' * 40}.json"
     path.write_text(json.dumps(head) + "\n")

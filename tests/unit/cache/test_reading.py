@@ -39,7 +39,6 @@ def read_all(cache: FeatureCache) -> None:
 
 
 def path_of(cache: FeatureCache, number: int) -> Path:
-    """The shard of a number."""
     for path in (cache.folder / "shards").iterdir():
         if bytes.fromhex(address(str(number))) == bytes(read_shard(path).rows[0][0]):
             return path

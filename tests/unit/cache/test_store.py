@@ -55,7 +55,6 @@ def empty(folder: Path) -> FeatureCache:
 
 
 def fill(cache: FeatureCache, values: Mapping[str, Any], **limits: Any) -> list[Path]:
-    """Add values; return all shards."""
     writer = ShardWriter(cache, {"core": "1"}, **limits)
     for name, value in values.items():
         writer.add(address(name), value)

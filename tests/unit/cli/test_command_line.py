@@ -157,7 +157,6 @@ def test_a_family_flag_named_like_one_of_dstrain_is_refused(
 
 @pytest.fixture
 def listed(fake_plugin: Install, family_source: Source) -> None:
-    """Install a family that lists a model."""
     fields = {
         "model_files": "{'Some/Model': {'dit': 'dit/*.safetensors'}}",
         "pipeline_classes": "('SomePipeline',)",

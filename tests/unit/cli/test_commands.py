@@ -168,8 +168,6 @@ def test_the_columns_of_each_variant_are_listed(family: str, capsys: Printed) ->
 
 
 class Terminal(io.StringIO):
-    """A terminal that keeps what it is shown."""
-
     def isatty(self) -> bool:
         return True
 

@@ -119,7 +119,6 @@ BAD = {
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
@@ -265,7 +264,6 @@ NAMES = st.from_regex(r"[a-z][a-z_]{0,6}[a-z]", fullmatch=True)
 
 
 def values(flag: Flag) -> st.SearchStrategy[Any]:
-    """Every value a flag may have."""
     low = flag.minimum if flag.minimum is not None else flag.above
     floats = partial(st.floats, allow_nan=False, allow_infinity=False)
     is_open = flag.above is not None

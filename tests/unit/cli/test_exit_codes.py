@@ -241,8 +241,6 @@ def test_tracebacks_need_debug(
 
 @pytest.fixture
 def start(here: Path, tiny: Path) -> Callable[..., "subprocess.Popen[str]"]:
-    """Start a command in a process of its own."""
-
     def started(words: str, **settings: Any) -> "subprocess.Popen[str]":
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tiny), str(ROOT)])}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings}

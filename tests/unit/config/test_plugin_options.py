@@ -35,7 +35,6 @@ class Own:
 
 @pytest.fixture
 def deep(fake_plugin: Install) -> None:
-    """A plugin with options."""
     modules = {"deep_options": RECORD}
     fake_plugin(
         "extra-deep", {"deep": "deep_options:Own"}, modules, group="dstrain.options"

@@ -74,7 +74,6 @@ LAYERS = (
 
 
 def network_of(names: tuple[str, ...]) -> nn.Module:
-    """Linear layers of these names."""
     root = nn.Module()
     for name in names:
         *path, last = name.split(".")

@@ -52,7 +52,6 @@ FOREIGN = CheckpointFormat(("foreign.weight",), (KeyMap("new", "foreign"),))
 
 
 def part(name: str, folder: str, other: str, **fields: Any) -> Component:
-    """A component of files with `new.weight`."""
     formats = {"formats": (OLD, FOREIGN), "prefixes": ("net.",)}
     given: dict[str, Any] = {"key_patterns": ("new.weight",), **formats, **fields}
     others = {"other_folders": (other,)}
@@ -75,7 +74,6 @@ def weights(path: Path, *names: str, **header: str) -> str:
 
 
 def beside(folder: Path, content: Any, *names: str, **header: str) -> Files:
-    """A file of weights, and a configuration beside it."""
     text = content if isinstance(content, str) else json.dumps(content)
     (folder / "config.json").write_text(text)
     return Files((Path(weights(folder / "x.safetensors", *names, **header)),))

@@ -21,7 +21,6 @@ ANY = Component("any", SimpleNamespace(), "any", ("*",))
 
 
 def refused(path: Path, words: str = ".") -> StateError:
-    """The error of a file that is looked into."""
     with pytest.raises(StateError, match=words) as caught:
         recognize(Files((path,)), (ANY,))
     with pytest.raises(StateError, match=words):

@@ -69,7 +69,6 @@ def here(tiny: Path, tmp_path: Path) -> Path:
 
 
 def losses(folder: Path, rows: Sequence[int], **flags: Any) -> Tensor:
-    """The losses of some rows, as one batch."""
     found = training_run(config(folder, **flags))
     keys = [SampleKey(0, 0, 0, row) for row in rows]
     samples = [found.data.source.sample(row) for row in rows]

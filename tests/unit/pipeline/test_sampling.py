@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("tiny")
 
 
 def states(pipe: Pipeline, **arguments: Any) -> list[Tensor]:
-    """The latents after each step."""
     seen: list[Tensor] = []
     pipe(
         prompt="dog",

@@ -65,7 +65,6 @@ def dstrain_observers(run):
 
 
 def installed(fake_plugin: Install, **sources: str) -> list[Any]:
-    """Install plugins of hooks; return what `notes` has seen."""
     for name, source in sources.items():
         module = f"watching_{name}"
         sys.modules.pop(module, None)

@@ -24,12 +24,10 @@ SKIP: dict[str, Any] = {"on_bad_sample": "skip", "num_epochs": 2, "save_steps": 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A project whose dataset may be damaged."""
     return project(tmp_path)
 
 
 def hurt(path: Path) -> None:
-    """Overwrite bytes in the middle of a file."""
     content = path.read_bytes()
     at = len(content) // 2
     path.write_bytes(content[:at] + b"\xff\xd7" * 8 + content[at + 16 :])

@@ -68,7 +68,6 @@ def refused(folder: Path) -> str:
 
 
 def mark_of(folder: Path) -> dict[str, Any]:
-    """What the holder's mark says."""
     found: dict[str, Any] = json.loads((folder / HOLDER).read_text())
     return found
 

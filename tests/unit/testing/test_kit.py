@@ -97,7 +97,6 @@ def install_family(name: str, site: Path, changes: tuple[Change, ...] = ()) -> P
 
 
 def run_kit(tests: Path, only: str = "") -> Outcomes:
-    """Run a family's conformance test in this process."""
     outcomes = Outcomes()
     words = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", str(tests)]
     words += ["-k", only]
@@ -120,7 +119,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def golden(tests: Path) -> dict[str, bytes]:
-    """Return the plans and fingerprints of a family."""
     files = [path for path in tests.rglob("*") if path.suffix in (".txt", ".json")]
     return {path.name: path.read_bytes() for path in files}
 
@@ -259,7 +257,6 @@ def test_lora_files_are_tested_for_the_default_targets_of_each_component_and_the
 
 @pytest.fixture
 def fine(site: Path) -> ModelFamily:
-    """The template's family."""
     install_family("fine", site)
     return load_family("fine")
 

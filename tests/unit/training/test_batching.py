@@ -24,7 +24,6 @@ from dstrain.training import (
 def one_of_each_row(
     groups: Sequence[int], repeat: int = 1, samples_per_step: int = 1, seed: int = 0
 ) -> Order:
-    """The order of rows that have one sample each."""
     sample_ids = [(row, 0) for row in range(len(groups))]
     return Order(groups, repeat, samples_per_step, seed, sample_ids)
 
@@ -34,7 +33,6 @@ def rows_of(order: Order, epoch: int = 0) -> list[int]:
 
 
 def permutation(size: int, seed: int = 0, epoch: int = 0) -> list[int]:
-    """The order of so many rows of one signature."""
     return rows_of(one_of_each_row((0,) * size, seed=seed), epoch)
 
 
@@ -118,7 +116,6 @@ def test_global_batches_hold_one_signature_each_and_lose_no_sample() -> None:
 
 
 def drawn_samples(order: Order) -> list[tuple[int, int]]:
-    """(repeat, sample) of each draw."""
     rows = order.sample_ids[:, 0].tolist()
     first = 0
     draws = []
@@ -131,7 +128,6 @@ def drawn_samples(order: Order) -> list[tuple[int, int]]:
 
 
 def plain_batches(order: Order, epoch: int) -> list[list[SampleKey]]:
-    """The batches of an epoch, draw by draw."""
     queues: dict[int, list[SampleKey]] = {}
     batches = []
     draws = drawn_samples(order)

@@ -16,7 +16,6 @@ class Apart(TrainingModule):
     """Its frozen weights differ between the processes, and gloo cannot send one."""
 
     def switch_to_training_mode(self, *arguments: object) -> None:
-        """Change frozen and trained weights by the process's number."""
         super().switch_to_training_mode(*arguments)
         rank = int(os.environ["RANK"])
         network = self.pipeline.components["dit"]

@@ -49,7 +49,6 @@ def loss(
 
 
 def off_by(error: Tensor | float) -> Any:
-    """A prediction with this error."""
     return lambda noisy_latents, timestep: NOISE - LATENTS + error
 
 

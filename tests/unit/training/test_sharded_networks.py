@@ -58,7 +58,6 @@ LAYERS = Trainables((), (LoraConfig("dit", ("blocks.*",), 2, 2.0),))
 
 
 def memory(net: nn.Module) -> int:
-    """Bytes that the parameters take."""
     return sum(one.untyped_storage().nbytes() for one in net.parameters())
 
 
@@ -118,7 +117,6 @@ def divided(
     trainables: Trainables = ALL,
     reads_all: bool = False,
 ) -> dict[str, Any]:
-    """What a process finds of a network that is divided."""
     division = Division(sharding, CPU)
     module = module_of(folder, None if reads_all else division, trainables)
     loaded = memory(module.networks["dit"])
@@ -189,7 +187,6 @@ def found_by(
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the two processes find."""
     return found_by(2, of_two, written(tmp_path_factory.mktemp("two")))
 
 

@@ -63,7 +63,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with two archives."""
     (tmp_path / "data").mkdir()
     for archive, names in (("a", ("dog.png", "cat.png")), ("b", ("bird.png",))):
         with zipfile.ZipFile(tmp_path / f"data/{archive}.zip", "w") as file:
@@ -137,14 +136,10 @@ def test_a_damaged_file_of_the_form_is_named(folder: Path) -> None:
 
 
 class Other(Zipped):
-    """Another form of the same files."""
-
     name = "other"
 
 
 class Raising(Form):
-    """A form that fails."""
-
     name = "raising"
 
     def find(self, given: Given) -> Source | None:

@@ -23,7 +23,6 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
 
 
 def read(folder: Path, name: str, content: str | bytes) -> Table:
-    """Read a table that has no fault."""
     table = read_metadata(written(folder, name, content))
     table.refuse(table.faults)
     return table

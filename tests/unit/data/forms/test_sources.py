@@ -39,7 +39,6 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a test writes a dataset."""
     return tmp_path / "x"
 
 

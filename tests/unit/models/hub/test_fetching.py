@@ -45,7 +45,6 @@ def content(name: str, folder: Path | str = FOLDER) -> bytes:
 
 
 def image(hub: Any, **flags: Any) -> GenerateConfig:
-    """A picture of one step."""
     small: dict[str, Any] = {"prompt": "dog", "num_inference_steps": 1}
     return GenerateConfig(
         model="tiny", hub=hub, output=Path("dog.png"), **small, **flags

@@ -26,7 +26,6 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def old_plan(place: Place) -> str:
-    """The name of the oldest plan."""
     name: str = listing(place.cache)["plans"][0]["name"]
     return name
 

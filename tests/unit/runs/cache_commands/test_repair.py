@@ -20,7 +20,6 @@ from tests.support.unreadable import make_unreadable
 
 @pytest.fixture
 def cache(here: Path) -> Path:
-    """A copy of the cache."""
     folder = here / "cache"
     shutil.rmtree(folder, ignore_errors=True)
     return shutil.copytree(here / "whole", folder)

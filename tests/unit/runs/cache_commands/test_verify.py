@@ -72,6 +72,17 @@ def test_changed_bytes_are_named(place: Place, at: int, capsys: Printed) -> None
     assert "--repair" in caught.value.help_lines[0]
 
 
+def test_each_damaged_value_of_a_shard_is_named(place: Place, capsys: Printed) -> None:
+    (shard,) = place.shards
+    content = shard.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    shard.write_bytes(content[:begin] + bytes(len(content) - begin))
+    with suppress(StateError):
+        verify(place.cache)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith(f"{shard}: ") for line in lines) > 1
+
+
 def test_a_missing_shard_makes_a_plan_partial(place: Place, capsys: Printed) -> None:
     before = {*place.shards, *place.plans}
     noise_image(9).save(place.data / "9.png")

@@ -40,7 +40,6 @@ def trained(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def out(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
     return shutil.copytree(trained, tmp_path / "out")
 
 
@@ -54,7 +53,6 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def put(folder: Path, *names: str) -> dict[str, bytes]:
-    """Write files of the user's."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"mine")
@@ -68,7 +66,6 @@ def left(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def named(*steps: int) -> tuple[list[str], list[str]]:
-    """Those of these steps."""
     names = [f"step-{step}" for step in steps]
     return names, [f"{name}.safetensors" for name in names]
 

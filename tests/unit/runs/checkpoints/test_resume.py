@@ -100,7 +100,6 @@ class Counting(TrainingModule):
         self.network.register_buffer("scratch", torch.zeros(()), persistent=False)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Count."""
         for buffer in (self.network.steps, self.network.scratch):
             buffer += 1
         self.starts.append((self.network.steps.item(), self.network.scratch.item()))

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.usefixtures("tiny")
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
-    """The rows of logs/loss.csv, which are those of logs/loss.jsonl."""
     with (folder / "logs/loss.csv").open() as file:
         read = csv.DictReader(file)
         table = [{name: float(one) for name, one in row.items()} for row in read]

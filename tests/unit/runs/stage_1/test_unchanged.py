@@ -42,7 +42,6 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 def place(
     settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
-    """A filled cache."""
     log_units(monkeypatch, tmp_path)
     place = write_place(tmp_path / "place")
     place.rows[0]["prompt"] = CAPTION

@@ -57,8 +57,6 @@ class Odd(SGD):
 
 
 class NoRate(SGD):
-    """Takes no learning rate."""
-
     def __init__(self, params: Any) -> None:
         super().__init__(params, 1.0)
 

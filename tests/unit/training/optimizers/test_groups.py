@@ -25,7 +25,6 @@ def built(*names: str, shape: tuple[int, ...] = (2, 2), **flags: Any) -> Optimiz
 
 
 def groups_of(*names: str, **flags: Any) -> list[tuple[float, list[str]]]:
-    """The groups of parameters of these names: rates and names."""
     groups = built(*names, **flags).state_dict()["param_groups"]
     return [(group["lr"], [names[one] for one in group["params"]]) for group in groups]
 

@@ -149,7 +149,6 @@ class Keeping(torch.optim.SGD):
     """Keeps what no file can hold."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Keep a function."""
         super().step()
         for group in self.param_groups:
             for parameter in group["params"]:
