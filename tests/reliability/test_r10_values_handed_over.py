@@ -36,15 +36,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tests.support.program_runs import equal, run, write_program
-from tests.support.programs import (
-    INPUTS,
-    NETS,
-    WIDTH,
-    Program,
-    loss_body,
-    pixels,
-    read,
-)
+from tests.support.programs import INPUTS, NETS, WIDTH, Program, loss_body, pixels, read
 from tests.support.units import declared
 
 PROMISE = "values handed over: no change in place, no lost or shared value"

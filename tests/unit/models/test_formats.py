@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from dstrain.models import from_checkpoint, to_checkpoint
-from dstrain.plugin import (
-    CheckpointFormat,
-    KeyMap,
-    read_key_maps,
-    same_config,
-)
+from dstrain.plugin import CheckpointFormat, KeyMap, read_key_maps, same_config
 
 LAYOUT = CheckpointFormat(
     key_patterns=("blocks.*.qkv.weight",),

@@ -13,11 +13,7 @@ from dstrain.config import LoraFile
 from dstrain.graph.keeper import Keeper, WeightSize
 from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.models import Found
-from dstrain.plugin import (
-    Component,
-    DiffusersNetwork,
-    Files,
-)
+from dstrain.plugin import Component, DiffusersNetwork, Files
 from safetensors.torch import save_file
 from torch import Tensor, nn
 

@@ -9,14 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from dstrain import (
-    ModelConfig,
-    Pipeline,
-    StateError,
-    TrainConfig,
-    UsageError,
-    run,
-)
+from dstrain import ModelConfig, Pipeline, StateError, TrainConfig, UsageError, run
 from dstrain.pipeline import choose_variant, score_columns, with_overrides
 from dstrain.plugin import (
     Component,

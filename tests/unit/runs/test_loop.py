@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import (
-    Batch,
-    Diverged,
-    StateError,
-    TrainingModule,
-    UsageError,
-    run,
-)
+from dstrain import Batch, Diverged, StateError, TrainingModule, UsageError, run
 from dstrain.cache import readers
 from dstrain.runs.loop import steps
 from safetensors.torch import save_file

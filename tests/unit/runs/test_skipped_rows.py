@@ -8,14 +8,7 @@ import pytest
 from dstrain import StateError, UsageError
 from dstrain.storage import BAD_SAMPLES
 
-from tests.support.runs import (
-    files,
-    log,
-    project,
-    same,
-    train,
-    train_in_two_stages,
-)
+from tests.support.runs import files, log, project, same, train, train_in_two_stages
 
 pytestmark = pytest.mark.usefixtures("tiny")
 

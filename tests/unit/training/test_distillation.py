@@ -8,24 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import (
-    Sample,
-    SampleKey,
-    TrainConfig,
-    UsageError,
-    run,
-)
+from dstrain import Sample, SampleKey, TrainConfig, UsageError, run
 from dstrain.runs.resolve import resolve
 from torch import Tensor
 
 from tests.support.distilling import distillable
-from tests.support.runs import (
-    config,
-    log,
-    outcome,
-    same,
-    training_run,
-)
+from tests.support.runs import config, log, outcome, same, training_run
 from tests.support.training_batches import (
     assert_batch_equals_its_samples,
     batch,

@@ -21,11 +21,7 @@ from dstrain.training import (
     load_batches,
 )
 
-from tests.support.caching_project import (
-    Place,
-    filled_place,
-    plain,
-)
+from tests.support.caching_project import Place, filled_place, plain
 
 LIMIT = 60.0
 """Seconds that no test waits."""

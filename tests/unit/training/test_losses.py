@@ -5,14 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import (
-    Batch,
-    Rng,
-    SampleKey,
-    TimestepSampler,
-    UsageError,
-    flow_match,
-)
+from dstrain import Batch, Rng, SampleKey, TimestepSampler, UsageError, flow_match
 from dstrain.plugin import FlowMatchSchedule, LatentConstraint
 from dstrain.training import split_across_ranks
 from torch import Tensor

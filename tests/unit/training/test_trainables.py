@@ -9,14 +9,7 @@ import torch
 from dstrain import Batch, Trainables, TrainingModule, UsageError
 from torch import Tensor, nn
 
-from tests.support.runs import (
-    config,
-    opened,
-    project,
-    same,
-    train,
-    training_run,
-)
+from tests.support.runs import config, opened, project, same, train, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
 

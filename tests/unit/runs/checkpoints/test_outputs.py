@@ -11,15 +11,7 @@ from dstrain.runs.checkpoints.state import load_state, states
 from dstrain.storage import CHECKSUM, read_tensors
 from safetensors import safe_open
 
-from tests.support.runs import (
-    config,
-    files,
-    log,
-    outcome,
-    same,
-    train,
-    training_run,
-)
+from tests.support.runs import config, files, log, outcome, same, train, training_run
 
 
 def names(folder: Path) -> list[str]:
