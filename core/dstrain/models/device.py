@@ -57,10 +57,10 @@ def attention_backend() -> dict[str, str]:
     name = os.environ.get(ATTENTION, NATIVE_ATTENTION)
     if name == NATIVE_ATTENTION:
         return {}
-    backend = import_name("diffusers.models.attention_dispatch", "attention_backend")
+    module = "diffusers.models.attention_dispatch"  # its import may refuse the name
     try:
         # It tries what the variable alone would not before the first step.
-        with backend(name):
+        with import_name(module, "attention_backend")(name):
             return {ATTENTION: name}
     except Exception as error:
         raise UsageError(ATTENTION, f"{name!r} cannot be used: {error}") from error
