@@ -121,9 +121,7 @@ def open_source(
 
 
 def check_used(
-    config: GenerateConfig,
-    spec: PipelineSpec,
-    used: Collection[str],
+    config: GenerateConfig, spec: PipelineSpec, used: Collection[str]
 ) -> None:
     """Refuse an input of the command line that is not among those that inference uses."""
     for name in input_names(config):

@@ -29,9 +29,7 @@ UP = re.compile(r"\.lora_(embedding_)?B(\.|$)")
 
 
 def inject(
-    module: nn.Module,
-    lora_config: LoraConfig,
-    aliases: Mapping[str, tuple[str, ...]],
+    module: nn.Module, lora_config: LoraConfig, aliases: Mapping[str, tuple[str, ...]]
 ) -> dict[str, int]:
     """Freeze the module, add trainable fp32 LoRA layers, and count the layers that each
     target matched; an alias stands for several patterns.
@@ -57,9 +55,8 @@ def inject(
         endings = {name.rpartition(".")[2] for name in layers}
         hint = nearest(unmatched[0], endings) if len(unmatched) == 1 else ""
         what = f"no layer of {lora_config.component} matches {names}{hint}"
-        raise UsageError(
-            "--lora_target_modules", what, f"its layers: {first_few(layers)}"
-        )
+        advice = f"its layers: {first_few(layers)}"
+        raise UsageError("--lora_target_modules", what, advice)
     wanted = [name for name in layers if name in chosen]
     settings, ranks = _numbers(wanted, lora_config, aliases)
     if lora_config.dropout:
@@ -143,12 +140,10 @@ def add_layers(
         scale: A factor of the adapter's effect; only 1 for a type that does not scale.
         adapter_name: Its name.
     """
-    trainable = [
-        parameter for parameter in module.parameters() if parameter.requires_grad
-    ]
+    trainable = [one for one in module.parameters() if one.requires_grad]
     _hold(module, layers, adapter_name)
-    for parameter in trainable:
-        parameter.requires_grad_(True)
+    for one in trainable:
+        one.requires_grad_(True)
     for layer in _lora_modules(module).values():
         if scale != 1 or hasattr(layer, "set_scale"):
             layer.set_scale(adapter_name, scale)
@@ -177,9 +172,7 @@ def _check_layers(module: nn.Module, ranks: Mapping[str, int], kind: LoraType) -
         layer: Any = module.get_submodule(name)
         own = layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
         if not kind.stored and isinstance(own, StoredLinear):
-            what = (
-                f"{kind.name} needs weights as they are loaded; {name} has another form"
-            )
+            what = f"{kind.name} needs weights as loaded; {name} has another form"
             raise UsageError("--lora_type", what, "train lora")
         if kind.linear_only and not isinstance(own, nn.Linear):
             what = f"{kind.name} is for linear layers; {name} is {type(own).__name__}"
@@ -194,11 +187,8 @@ def _refuse_below(module: nn.Module, names: Collection[str], kind: LoraType) -> 
     """
     lora = import_name("peft.tuners.lora", "LoraLayer")
     wrapped = _lora_modules(module)
-    taken = [
-        name
-        for name in names
-        if name in wrapped and not (kind.below and isinstance(wrapped[name], lora))
-    ]
+    above = {k for k, one in wrapped.items() if kind.below and isinstance(one, lora)}
+    taken = [name for name in names if name in wrapped and name not in above]
     if taken:
         what = f"{number_of(len(taken), 'layer')} with another LoRA below this {kind.name}: {first_few(taken)}"
         advice = "give one file for these layers"
@@ -227,10 +217,7 @@ def _numbers(
 
 
 def _peft_numbers(
-    ranks: Mapping[str, int],
-    rank: int,
-    alphas: Mapping[str, float],
-    alpha: float,
+    ranks: Mapping[str, int], rank: int, alphas: Mapping[str, float], alpha: float
 ) -> dict[str, Any]:
     """Return peft's settings for ranks and alphas by layer, most of which are `rank` and
     `alpha`.
@@ -286,9 +273,8 @@ def _drawn_in_fp32(module: nn.Module) -> Iterator[None]:
     """Within, peft does not round the weights of new layers to the dtype of the layer
     that they are added to: they are the same however that one is stored.
     """
-    layers: list[Any] = [
-        layer for layer in module.modules() if not hasattr(layer, "compute_dtype")
-    ]
+    every: list[Any] = list(module.modules())
+    layers = [layer for layer in every if not hasattr(layer, "compute_dtype")]
     for layer in layers:
         # peft asks for it before the dtype of the weight.
         layer.compute_dtype = torch.float32

@@ -50,10 +50,7 @@ class LoraFormat:
         return False
 
     def components(
-        self,
-        path: Path,
-        tensors: Mapping[str, Tensor],
-        family: ModelFamily,
+        self, path: Path, tensors: Mapping[str, Tensor], family: ModelFamily
     ) -> list[tuple[str, ...]]:
         """Return the components that layers of a file may be of: for each group of names
         that begin alike, those that they allow.

@@ -28,11 +28,9 @@ def load_layers(
         if name in own:
             _check(name, layer, own[name], path)
     trained = own.keys()
-    untrained = [
-        name
-        for name in sorted(layers.keys() - trained)
-        if name not in optional_layers or layers[name].acts
-    ]
+    others = sorted(layers.keys() - trained)
+    acting = (name for name in others if layers[name].acts)
+    untrained = sorted({*others} - {*optional_layers} | {*acting})
     absent = sorted(trained - layers.keys() - set(optional_layers))
     lines = []
     for difference, names in (
@@ -40,9 +38,8 @@ def load_layers(
         ("trained but not in the file", absent),
     ):
         if names:
-            lines.append(
-                f"{number_of(len(names), 'layer')} {difference}: {first_few(names)}"
-            )
+            count = number_of(len(names), "layer")
+            lines.append(f"{count} {difference}: {first_few(names)}")
     if lines:
         advice = "--lora_target_modules chooses the layers to train"
         what = f"does not fit: it has LoRA on {number_of(len(layers), 'layer')}, but {len(trained)} are trained"
@@ -67,8 +64,6 @@ def _check(name: str, layer: Layer, trained: Layer, path: Path) -> None:
         own, other = (getattr(one, number) for one in (layer, trained))
         # Files store alpha in fp32.
         if not math.isclose(own, other, rel_tol=1e-6):
-            what = (
-                f"has {number} {own:g} of {name}, which is to be trained with {other:g}"
-            )
+            what = f"has {number} {own:g} of {name}, to be trained with {other:g}"
             advice = f"give --lora_{number} {own:g}, or PATTERN={own:g} for some layers"
             raise StateError(path, what, advice)

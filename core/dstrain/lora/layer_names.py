@@ -104,11 +104,9 @@ def matching_names(patterns: Iterable[str], names: Collection[str]) -> list[str]
 
 def unused_layers(patterns: Iterable[str], names: Collection[str]) -> frozenset[str]:
     """Return the layers that no loss reaches, given the names of all parameters."""
-    return frozenset(
-        name.removesuffix(".weight")
-        for name in matching_names(patterns, names)
-        if name.endswith(".weight")
-    )
+    unused = matching_names(patterns, names)
+    layers = (name.removesuffix(".weight") for name in unused)
+    return frozenset(name for name in layers if f"{name}.weight" in unused)
 
 
 def is_target(layer: str, pattern: str) -> bool:

@@ -205,9 +205,8 @@ class _Reader:
         present = {one.layer for rows in table.values() for one in rows}
         present |= unused_layers(source.unused_parameters.get(component, ()), shapes)
         endings = tuple(f".{target}" for target in targets)
-        missing = [
-            one for one in own if one not in present and f".{one}".endswith(endings)
-        ]
+        absent = (one for one in own if one not in present)
+        missing = [one for one in absent if f".{one}".endswith(endings)]
         if missing:
             count = number_of(len(missing), "layer")
             what = f"incomplete LoRA file: no LoRA for {count} that its header names as targets"
@@ -304,9 +303,8 @@ class _Reader:
                     f"{one.layer} {own.get(one.layer) or shapes[one.layer]}"
                     for one in table[rest]
                 )
-                have = " and ".join(
-                    str(tuple(one.shape)) for one in stored.parts.values()
-                )
+                parts = (str(tuple(one.shape)) for one in stored.parts.values())
+                have = " and ".join(parts)
                 what = f"does not fit {component}: {rest} has tensors of shapes {have}, for {wanted}"
                 raise StateError(file.path, what, *_missing_advice(file))
         left = [rest for rest in group.layers if rest not in kept]
@@ -317,9 +315,8 @@ class _Reader:
     def _warn_of(self, names: Collection[str], what: str) -> None:
         """Name what is left out, once for all blocks."""
         counts = Counter(re.sub(r"\d+", "*", name) for name in names)
-        listed = ", ".join(
-            f"{name} ({count})" if count > 1 else name for name, count in counts.items()
-        )
+        each = (k if n == 1 else f"{k} ({n})" for k, n in counts.items())
+        listed = ", ".join(each)
         logger.warning(f"{self.source.path}: left out {len(names)}, {what}: {listed}")
 
 

@@ -99,9 +99,8 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, StoredLay
     if incomplete:
         why = next(iter(incomplete.values()))
         what = f"incomplete LoRA file: {len(incomplete)} of {len(found)} layers {why}"
-        lines = [
-            f"{name} has only {', '.join(found[name])}" for name in [*incomplete][:3]
-        ]
+        shown = [*incomplete][:3]
+        lines = [f"{name} has only {', '.join(found[name])}" for name in shown]
         raise StateError(path, what, *lines)
     return layers
 
@@ -136,9 +135,7 @@ class Lora:
         """
         if self.merged:
             kinds = " and ".join(sorted({one.type for one in self.merged.values()}))
-            advice = (
-                "--lora (generate) and --preset_lora_path merge it into the weights"
-            )
+            advice = "--lora (generate) and --preset_lora_path merge it into weights"
             first = f"the first: {first_few(self.merged)}"
             raise StateError(path, f"contains {kinds}, which {use}", first, advice)
 
@@ -157,6 +154,5 @@ class Lora:
         if not all(0 < alpha < math.inf for alpha in alphas.values()):
             given = self.header.get("alphas", text)
             raise StateError(path, f"its header has no valid alpha: {given!r}")
-        return {
-            name: layer.with_alpha(alphas[name]) for name, layer in self.layers.items()
-        }
+        layers = self.layers.items()
+        return {name: layer.with_alpha(alphas[name]) for name, layer in layers}

@@ -21,9 +21,8 @@ def _as_text(given: AnyPath | Sequence[AnyPath] | None) -> str | tuple[str, ...]
     if given is None or isinstance(given, (str, Path)):
         return given if given is None else str(given)
     if not isinstance(given, Sequence):
-        raise UsageError(
-            "ModelConfig", f"path: expected a file or a list, got {given!r}"
-        )
+        what = f"path: expected a file or a list, got {given!r}"
+        raise UsageError("ModelConfig", what)
     return tuple(str(path) for path in given)
 
 
@@ -190,11 +189,8 @@ def owner_of(fitting: Sequence[Component], files: Files) -> str:
         return written_for
     file = files.paths[0].name.lower()
     inside = [one.name for one in fitting if one.is_in_folder(files.folder)]
-    inside += [
-        one.name
-        for one in fitting
-        if any(fnmatchcase(file, mark) for mark in one.expert_filenames)
-    ]
+    marks = ((one.name, mark) for one in fitting for mark in one.expert_filenames)
+    inside += [name for name, mark in marks if fnmatchcase(file, mark)]
     return inside[0] if inside else ""
 
 
@@ -207,9 +203,7 @@ def saved_weights(family: ModelFamily, component: str, path: Path) -> Files:
 
 
 def _parts(
-    config: ModelConfig,
-    files: Files,
-    components: Sequence[Component],
+    config: ModelConfig, files: Files, components: Sequence[Component]
 ) -> list[tuple[tuple[Component, ...], Files]]:
     """Return the components in a set of files, those with the same keys together.
 

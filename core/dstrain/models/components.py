@@ -168,9 +168,7 @@ class Component:
         if self.is_folder:
             return None
         for prefix in (*self.prefixes, ""):
-            inside = [
-                name.removeprefix(prefix) for name in names if name.startswith(prefix)
-            ]
+            inside = [one[len(prefix) :] for one in names if one.startswith(prefix)]
             for one in (*self.formats, NATIVE):
                 patterns = one.key_patterns or self.key_patterns
                 if inside and all(_fits(inside, pattern) for pattern in patterns):

@@ -187,10 +187,7 @@ def _fetch_json(source: ModelSource | None, folders: Sequence[str]) -> bool:
 
 
 def _in_own_terms(
-    component: Component,
-    config: Config,
-    files: Files | None,
-    shapes: Shapes,
+    component: Component, config: Config, files: Files | None, shapes: Shapes
 ) -> Config | None:
     """Return a published configuration in the network's terms; None if it is another
     component's.

@@ -91,10 +91,8 @@ def check_sides(height: int, width: int, multiple: int) -> None:
     for name, size in (("height", height), ("width", width)):
         if size <= 0 or size % multiple:
             near = max(1, round(size / multiple)) * multiple
-            raise UsageError(
-                name,
-                f"expected a multiple of {multiple}, got {size}; the nearest is {near}",
-            )
+            what = f"expected a multiple of {multiple}, got {size}"
+            raise UsageError(name, f"{what}; the nearest is {near}")
 
 
 def pack(latents: Tensor, patch: int = 2) -> Tensor:

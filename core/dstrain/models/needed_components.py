@@ -59,9 +59,8 @@ def find(
     known = list(by_name.values())
     wanted = tuple(components)
     files = assign(configs, _usable(known, among), wanted, absent)
-    lacking = [
-        name for name in wanted if name not in files and not by_name[name].is_folder
-    ]
+    absent_here = [name for name in wanted if name not in files]
+    lacking = [name for name in absent_here if not by_name[name].is_folder]
     if lacking and not absent:  # else they may be its files
         raise StateError(
             ", ".join(lacking),
@@ -90,9 +89,8 @@ def find(
         if by_name[name].is_folder:
             continue
         try:
-            found_configs[name] = _config(
-                by_name[name], files.get(name), configs, known
-            )
+            given = (by_name[name], files.get(name), configs, known)
+            found_configs[name] = _config(*given)
         except StateError:
             # Absent files may have it.
             if not absent or name in files:
@@ -159,9 +157,8 @@ def find_folder(
             with suppress(StateError):
                 return get(one)
     places = ", ".join(dict.fromkeys(map(str, [*local, *published_places])))
-    raise MissingFiles(
-        component.name, f"not found in {places}", f"give --{component.name}_path FOLDER"
-    )
+    advice = f"give --{component.name}_path FOLDER"
+    raise MissingFiles(component.name, f"not found in {places}", advice)
 
 
 def denoiser_config(family: ModelFamily, configs: Sequence[ModelConfig]) -> Config:

@@ -79,11 +79,7 @@ class DiffusersNetwork:
         return SimpleNamespace(**configuration)
 
     def load(
-        self,
-        files: Files,
-        configuration: Any,
-        dtype: torch.dtype,
-        place: Place = keep,
+        self, files: Files, configuration: Any, dtype: torch.dtype, place: Place = keep
     ) -> nn.Module:
         """Build the network for a configuration from `configure` and fill it; raises
         what `load_network` raises.
@@ -122,11 +118,7 @@ class TransformersNetwork:
         return _load_class(self.config).from_dict(deepcopy(dict(data)))
 
     def load(
-        self,
-        files: Files,
-        configuration: Any,
-        dtype: torch.dtype,
-        place: Place = keep,
+        self, files: Files, configuration: Any, dtype: torch.dtype, place: Place = keep
     ) -> nn.Module:
         """Build the network and fill it; raises what `load_network` raises."""
         get_conversions = import_name(
@@ -313,9 +305,8 @@ def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> 
             continue
         used.update(part.name for part in weights.parts[ours])
         if have[ours] != shape and (exact or not fits(have[ours], shape)):
-            theirs = " + ".join(
-                files.prefix + part.name for part in weights.parts[ours]
-            )
+            parts = weights.parts[ours]
+            theirs = " + ".join(files.prefix + part.name for part in parts)
             misshapen.append(f"{theirs} (expected {shape}, found {have[ours]})")
     unexpected = [
         tensor.name
@@ -327,10 +318,8 @@ def _check_fit(wanted: Shapes, weights: Weights, files: Files, network: str) -> 
         "unexpected": unexpected,
         "of a different shape": misshapen,
     }
-    lines = []
-    for kind, names in problems.items():
-        if names:
-            lines.append(f"{len(names)} {kind}: {first_few(names)}")
+    found = ((kind, names) for kind, names in problems.items() if names)
+    lines = [f"{len(names)} {kind}: {first_few(names)}" for kind, names in found]
     if lines:
         what = f"these files do not fit {network}, which has {len(wanted)} weights"
         raise StateError(files.folder, what, *lines)

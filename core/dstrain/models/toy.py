@@ -20,9 +20,7 @@ Entries = Mapping[str, Mapping[str, Any]]
 
 
 def write_toy(
-    family: ModelFamily,
-    variant: str,
-    folder: Path,
+    family: ModelFamily, variant: str, folder: Path
 ) -> tuple[ModelConfig, ...]:
     """Write a toy model to a temporary folder; returns its files, one entry per
     component with weights.
@@ -31,18 +29,13 @@ def write_toy(
     """
     advice = "set TMPDIR to another folder for temporary files"
     fill_folder(family, variant, 0, folder, advice)
-    weights = [
-        sorted(place.glob("*.safetensors")) for place in sorted(folder.iterdir())
-    ]
+    places = sorted(folder.iterdir())
+    weights = [sorted(place.glob("*.safetensors")) for place in places]
     return tuple(ModelConfig(list(map(str, files))) for files in weights if files)
 
 
 def fill_folder(
-    family: ModelFamily,
-    variant: str,
-    seed: int,
-    folder: Path,
-    advice: str,
+    family: ModelFamily, variant: str, seed: int, folder: Path, advice: str
 ) -> None:
     """Write a toy model in the published layout; raises SystemFault, with the advice,
     where the disk is full.
@@ -82,10 +75,7 @@ def toy_writer(
         return {kind: _changed(like[kind], own.get(kind, {})) for kind in base}
 
     def write(
-        folder: Path,
-        variant: str = "",
-        seed: int = 0,
-        sizes: Entries | None = None,
+        folder: Path, variant: str = "", seed: int = 0, sizes: Entries | None = None
     ) -> None:
         """Write a toy of `variant` to `folder`; equal arguments write equal files, and
         torch's generator is left as it was.
@@ -120,10 +110,8 @@ def toy_writer(
 
 def _changed(entries: Entries, changes: Entries) -> Entries:
     """Return entries of which some are replaced, or new."""
-    return {
-        name: {**entries.get(name, {}), **changes.get(name, {})}
-        for name in {**entries, **changes}
-    }
+    names = {**entries, **changes}
+    return {name: {**entries.get(name, {}), **changes.get(name, {})} for name in names}
 
 
 def _write_config(network: nn.Module, config: Mapping[str, Any], place: Path) -> None:
@@ -144,20 +132,14 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _write_weights(
-    network: nn.Module,
-    component: Component,
-    place: Path,
-    sharded: bool,
+    network: nn.Module, component: Component, place: Path, sharded: bool
 ) -> None:
     # The networks' own save_pretrained writes in one process of several only.
     from huggingface_hub import save_torch_state_dict
 
     tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
-    weights: dict[str, Tensor] = {
-        name: weight
-        for name, weight in network.state_dict().items()
-        if name not in tied
-    }
+    state: dict[str, Tensor] = network.state_dict()
+    weights = {name: one for name, one in state.items() if name not in tied}
     for checkpoint_format in component.formats:
         is_published = checkpoint_format.configuration is same_config
         if is_published and not checkpoint_format.implies:

@@ -122,13 +122,11 @@ def _torch_weights(path: Path) -> dict[str, Tensor]:
             weights = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file may raise anything
         reason = str(error).strip().partition("\n")[0]
-        raise StateError(
-            path, f"cannot be read as weights: {reason}", advice
-        ) from error
+        what = f"cannot be read as weights: {reason}"
+        raise StateError(path, what, advice) from error
     if foreign:
-        raise StateError(
-            path, f"contains more than weights: {', '.join(sorted(foreign))}", advice
-        )
+        what = f"contains more than weights: {', '.join(sorted(foreign))}"
+        raise StateError(path, what, advice)
     try:
         flat = _flat(weights) if isinstance(weights, dict) else {"": weights}
     except RecursionError:  # a dictionary may be inside itself
@@ -147,9 +145,8 @@ def _flat(weights: Mapping[Any, Any]) -> dict[str, Any]:
         if not isinstance(name, str):
             found[""] = value
         elif isinstance(value, dict):
-            found |= {
-                inner and f"{name}.{inner}": one for inner, one in _flat(value).items()
-            }
+            inside = _flat(value).items()
+            found |= {inner and f"{name}.{inner}": one for inner, one in inside}
         else:
             found[name] = value
     return found

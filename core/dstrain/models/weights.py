@@ -29,10 +29,8 @@ def find_weights(paths: Iterable[Path]) -> dict[str, TensorInfo]:
         for name, shape in shapes_in(path).items():
             if name in found:
                 other = found[name].path.name
-                raise StateError(
-                    path,
-                    f"{name!r} is also in {other}; give the files of one model only",
-                )
+                what = f"{name!r} is also in {other}; give the files of one model only"
+                raise StateError(path, what)
             found[name] = TensorInfo(path, name, shape)
     return found
 
@@ -143,17 +141,14 @@ def recognize(
         raise StateError(where, what, *_what_else(files.paths, names))
     for fitting in taken.values():
         if not all(component.same_keys_as(fitting[0]) for component in fitting):
-            raise StateError(
-                where, f"matches {_names(fitting)} equally well; {its_names}"
-            )
+            what = f"matches {_names(fitting)} equally well; {its_names}"
+            raise StateError(where, what)
     prefixes = tuple(part.prefix for part in found)
     others = [name for name in names if not name.startswith(prefixes)]
     if others:
         these = _names(c for fitting in found.values() for c in fitting)
-        raise StateError(
-            where,
-            f"{len(others)} of its names belong to none of {these}: {', '.join(others[:3])}",
-        )
+        what = f"{len(others)} of its names belong to none of {these}"
+        raise StateError(where, f"{what}: {', '.join(others[:3])}")
     return [(tuple(fitting), part) for part, fitting in found.items()]
 
 

@@ -45,10 +45,7 @@ class BoundSpec:
     """How weights are kept."""
 
     def bind_components(
-        self,
-        function: FunctionSpec,
-        expert: str = "",
-        **context: Any,
+        self, function: FunctionSpec, expert: str = "", **context: Any
     ) -> dict[str, Any]:
         """Return the keyword arguments of a function: its components, and the values of
         `context` that it asks for.
@@ -67,10 +64,7 @@ class BoundSpec:
         return {name: context[name] for name in function.components}
 
     def run(
-        self,
-        steps: Iterable[Step],
-        values: dict[str, Any],
-        rng: Rng | None = None,
+        self, steps: Iterable[Step], values: dict[str, Any], rng: Rng | None = None
     ) -> None:
         """Run units in order, adding their outputs to `values`."""
         for step in steps:
@@ -150,10 +144,7 @@ class BoundSpec:
         return constrain
 
     def _inputs(
-        self,
-        function: FunctionSpec,
-        values: Mapping[str, Any],
-        branch: str = POSITIVE,
+        self, function: FunctionSpec, values: Mapping[str, Any], branch: str = POSITIVE
     ) -> dict[str, Any]:
         """Return the inputs of a function that are among the values."""
         keys = {name: value_key(self.spec, name, branch) for name in function.inputs}
@@ -207,12 +198,7 @@ class BoundSpec:
         known = [one for one in own if one in self.configs]
         return [*loaded, *known, role][0] + name.removeprefix(role)
 
-    def _component(
-        self,
-        name: str,
-        expert: str,
-        function: FunctionSpec,
-    ) -> Any:
+    def _component(self, name: str, expert: str, function: FunctionSpec) -> Any:
         name = self._loaded_name(name, expert)
         configs = {f"{one}_config": config for one, config in self.configs.items()}
         available = configs | self.components

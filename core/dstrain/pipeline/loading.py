@@ -14,13 +14,7 @@ from dstrain.console import get_logger
 from dstrain.errors import reading
 from dstrain.graph import PipelineSpec
 from dstrain.graph.keepers import AS_LOADED, Keepers, asking
-from dstrain.lora import (
-    Lora,
-    base_shapes,
-    log_differences,
-    merge,
-    read_lora,
-)
+from dstrain.lora import Lora, base_shapes, log_differences, merge, read_lora
 from dstrain.lora.layers import Change
 from dstrain.lora.merging import merged
 from dstrain.models import Files, Found, components_of, empty_component

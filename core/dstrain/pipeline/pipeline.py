@@ -304,10 +304,7 @@ class Pipeline(BoundSpec):
 
     @torch.no_grad()
     def finish(
-        self,
-        plan: Plan,
-        values: dict[str, Any],
-        sampling: SamplerOptions,
+        self, plan: Plan, values: dict[str, Any], sampling: SamplerOptions
     ) -> Any:
         """Do what follows a plan's cached steps: its other steps, the sampler, the
         decoders; return the last decoder's output. `values` are the cached values.
@@ -346,10 +343,7 @@ class Pipeline(BoundSpec):
         return [*outputs.values()][-1]
 
     def sample(
-        self,
-        values: dict[str, Any],
-        sampling: SamplerOptions,
-        guided: bool,
+        self, values: dict[str, Any], sampling: SamplerOptions, guided: bool
     ) -> Tensor:
         """Integrate from noise, or from a noisy image or video, to latents: (1, channels,
         ...) fp32 on the pipeline's device.

@@ -80,11 +80,7 @@ def check_noise(noise: object, shape: Sequence[int]) -> Tensor:
     return noise
 
 
-def seeded_noise(
-    shape: Sequence[int],
-    seed: int,
-    device: str = NOISE_DEVICE,
-) -> Tensor:
+def seeded_noise(shape: Sequence[int], seed: int, device: str = NOISE_DEVICE) -> Tensor:
     """Draw the fp32 noise of one sample on a device; other kinds of device draw other
     numbers. Raises UsageError if there is no such device.
     """

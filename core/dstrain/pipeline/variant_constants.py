@@ -15,9 +15,7 @@ TOY_STEPS = 4
 
 
 def with_overrides(
-    spec: PipelineSpec,
-    family: ModelFamily,
-    config: ModelChoice,
+    spec: PipelineSpec, family: ModelFamily, config: ModelChoice
 ) -> PipelineSpec:
     """Return the pipeline spec with the constants that flags, or --toy, give, and with
     few denoising steps by default for a toy.

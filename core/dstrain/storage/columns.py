@@ -41,10 +41,7 @@ def write_columns(folder: Path, schema: Any, batches: Iterable[Any]) -> str:
     # path that is then not there.
     draft = folder / f"draft{SUFFIX}"
     with replacing(draft) as building:
-        with (
-            building.open("wb") as file,
-            pa.ipc.new_file(file, schema) as writer,
-        ):
+        with building.open("wb") as file, pa.ipc.new_file(file, schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
         name = file_hash(building)

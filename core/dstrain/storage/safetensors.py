@@ -40,8 +40,7 @@ def tensor_shapes(path: Path) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def read_rows(
-    path: Path,
-    rows: Callable[[str, list[int]], slice | None],
+    path: Path, rows: Callable[[str, list[int]], slice | None]
 ) -> "dict[str, Tensor]":
     """Return the tensors of a safetensors file without a checksum, on the CPU: of each,
     by its name and shape, some rows or, for None, all.
@@ -105,9 +104,7 @@ def naming_faults(path: Path) -> Iterator[None]:
 
 
 def _verify(
-    path: Path,
-    tensors: "Iterable[tuple[str, Tensor]]",
-    metadata: Mapping[str, str],
+    path: Path, tensors: "Iterable[tuple[str, Tensor]]", metadata: Mapping[str, str]
 ) -> None:
     """Raise StateError if the metadata has a checksum that the content does not match."""
     rest = dict(metadata)

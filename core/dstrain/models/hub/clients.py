@@ -50,12 +50,7 @@ class ModelScope:
         return "", files
 
     def download(
-        self,
-        model_id: str,
-        revision: str,
-        name: str,
-        folder: Path,
-        kind: Kind,
+        self, model_id: str, revision: str, name: str, folder: Path, kind: Kind
     ) -> None:
         """Download one file; what an earlier attempt left in the folder is continued."""
         from modelscope import dataset_file_download, model_file_download
@@ -98,12 +93,7 @@ class HuggingFace:
         return info.sha or "", files
 
     def download(
-        self,
-        model_id: str,
-        revision: str,
-        name: str,
-        folder: Path,
-        kind: Kind,
+        self, model_id: str, revision: str, name: str, folder: Path, kind: Kind
     ) -> None:
         """Download one file; a later attempt starts it again."""
         self.api.hf_hub_download(

@@ -81,10 +81,8 @@ def hub_of_environment() -> Hub | None:
         if value in hubs:
             return hubs[value]
         if value:
-            what = (
-                f"is {value!r}; expected one of {', '.join(hubs)}{nearest(value, hubs)}"
-            )
-            raise UsageError(f"variable {name}", what)
+            what = f"is {value!r}; expected one of {', '.join(hubs)}"
+            raise UsageError(f"variable {name}", what + nearest(value, hubs))
     return None
 
 
@@ -310,9 +308,8 @@ class _Download:
             if same:
                 kept[name] = same
             elif path.exists() and name not in kept:
-                what = (
-                    f"differs from the file of {self.hub} at revision {record.revision}"
-                )
+                revision = record.revision
+                what = f"differs from the file of {self.hub} at revision {revision}"
                 raise StateError(path, what, "move it away to download that one")
             else:
                 missing.append(name)
@@ -333,9 +330,8 @@ class _Download:
                 path = folder / name
                 at = record.commit or record.revision
                 staging = folder / STAGING
-                self._ask(
-                    name, self.client.download, at, name, staging, self.source.kind
-                )
+                kind = self.source.kind
+                self._ask(name, self.client.download, at, name, staging, kind)
                 done = record.tree[name].verify(staged)
                 if done is None:
                     staged.unlink()

@@ -175,11 +175,8 @@ def families_of(path: Path, families: Iterable[ModelFamily]) -> list[ModelFamily
         except UsageError:
             continue  # it cannot be used either
         denoiser = known.get(family.default_trainable)
-        found = [
-            one
-            for one in known.values()
-            if any(one.part_of(files, names) is not None for files, names in named)
-        ]
+        parts = ((one, one.part_of(*of)) for one in known.values() for of in named)
+        found = [one for one, part in parts if part is not None]
         if denoiser is not None and any(
             one is denoiser or one.same_keys_as(denoiser) for one in found
         ):

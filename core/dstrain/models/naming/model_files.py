@@ -25,9 +25,7 @@ logger = get_logger(__name__)
 
 
 def model_configs(
-    config: ModelChoice,
-    family: ModelFamily,
-    offline: bool = False,
+    config: ModelChoice, family: ModelFamily, offline: bool = False
 ) -> tuple[ModelConfig, ...]:
     """Return the model files of a command line: those of --model_id, --model_paths and
     --model_id_with_origin_paths, and of the family's path flags and switches.
@@ -42,11 +40,8 @@ def model_configs(
     found = list(named_files(config, family, hub))
     origins = [one for one in found if one.model_id]
     given = [f"{one.model_id}:{one.pattern}" for one in origins]
-    refuse_unsupported(
-        family,
-        "--model_id_with_origin_paths",
-        [*given, *(str(one.model_id) for one in origins)],
-    )
+    given += [str(one.model_id) for one in origins]
+    refuse_unsupported(family, "--model_id_with_origin_paths", given)
     for option in family.options:
         value = config.family_options.get(option.name)
         if value and option.field:
@@ -118,11 +113,8 @@ def _published_parts(
             f"{FLAG}: the family {family.name} does not list {published.model_id}, whose files are "
             f"therefore expected in the folders of diffusers{hint}"
         )
-        patterns = {
-            one.name: f"{one.folder}/*.safetensors"
-            for one in components
-            if not one.is_folder
-        }
+        weighty = (one for one in components if not one.is_folder)
+        patterns = {one.name: f"{one.folder}/*.safetensors" for one in weighty}
     parts = []
     for name, pattern in patterns.items():
         other, _, own = pattern.rpartition(":")
@@ -155,11 +147,10 @@ def without_replaced(
                 raise UsageError(FLAG, what, advice)
             replaced.update(candidates)
     # Files that are no component at all are left to what reads them, which says so.
-    kept = [
-        part
-        for part in parts
-        if not part.components or not replaced.issuperset(part.components)
+    gone = [
+        one for one in parts if one.components and replaced.issuperset(one.components)
     ]
+    kept = [part for part in parts if part not in gone]
     local = [part for part in kept if part.config.path]
     if local:
         refuse_doubt(local)
@@ -184,9 +175,7 @@ def _components_in(
                 f"{_named(config)} does not tell by its place which component it replaces in {FLAG}",
                 f"download it first, and name it with --model_paths; or leave {FLAG} out and name all files",
             ) from error
-        advice = (
-            f"beside {FLAG} it must be here: its keys tell which component it replaces"
-        )
+        advice = f"beside {FLAG} it must be here: its keys tell what it replaces"
         raise MissingFiles(error.where, error.what, advice) from error
     if files.paths[0].is_dir():
         return []  # a tokenizer's
