@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from dstrain.models import components_of, empty_component
-from dstrain.models.networks import Place, place_buffers, put
+from dstrain.models.placing import Place, place_buffers, put
 from dstrain.registry import load_family
 from torch import Tensor, nn
 

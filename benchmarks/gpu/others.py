@@ -18,7 +18,7 @@ from typing import Any
 import peft
 import torch
 from dstrain.models import components_of
-from dstrain.models.networks import Place, keep
+from dstrain.models.placing import Place, keep
 from dstrain.registry import load_family
 from torch import Tensor, nn
 from torch.nn import functional

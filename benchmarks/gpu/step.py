@@ -21,7 +21,7 @@ from dstrain import (
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
 from dstrain.models import components_of
 from dstrain.models.execution import enable_checkpointing, repeated_blocks
-from dstrain.models.networks import Place, keep
+from dstrain.models.placing import Place, keep
 from dstrain.plugin import InferenceOnly
 from dstrain.registry import load_family
 from dstrain.training import MicroBatch

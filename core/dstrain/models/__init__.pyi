@@ -28,6 +28,6 @@ from dstrain.models.needed_components import (
     component_digests as component_digests,
     find as find,
 )
-from dstrain.models.networks import empty_component as empty_component
+from dstrain.models.network_files import empty_component as empty_component
 from dstrain.models.toy import write_toy as write_toy
 from dstrain.models.weights import recognize as recognize

@@ -11,7 +11,7 @@ from dstrain.errors import StateError, SystemFault, UsageError
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import NATIVE, Config, Shapes, fits, shapes_of
 from dstrain.models.hub import RECORD, ModelSource, fetch
-from dstrain.models.networks import empty_component
+from dstrain.models.network_files import empty_component
 from dstrain.models.weight_files import header
 from dstrain.models.weights import Weights
 from dstrain.storage import read_limited

@@ -19,9 +19,9 @@ from dstrain.lora.layers import Change
 from dstrain.lora.merging import merged
 from dstrain.models import Files, Found, components_of, empty_component
 from dstrain.models.components import Component
-from dstrain.models.networks import (
+from dstrain.models.network_files import check_files
+from dstrain.models.placing import (
     OwnRows,
-    check_files,
     place_buffers,
     place_weights,
     set_dtype,

@@ -30,7 +30,7 @@ from dstrain.lora import (
 from dstrain.models import Found, ModelConfig
 from dstrain.models.device import usable_device
 from dstrain.models.functional import damaged_weight
-from dstrain.models.networks import OwnRows
+from dstrain.models.placing import OwnRows
 from dstrain.pipeline.arguments import NOT_GIVEN, checked, is_list, one_by_one
 from dstrain.pipeline.bound_spec import BoundSpec
 from dstrain.pipeline.generated import Output, as_output

@@ -9,7 +9,7 @@ from torch import nn
 from dstrain.graph.keeper import WeightSize
 from dstrain.graph.keepers import Keepers
 from dstrain.models.execution import repeated_blocks
-from dstrain.models.networks import tied_names
+from dstrain.models.placing import tied_names
 
 
 @dataclass(frozen=True)

@@ -35,14 +35,14 @@ from dstrain.lora.layers import (
     LoraLayer as LoraLayer,
     rescaled as rescaled,
 )
-from dstrain.lora.reading import (
+from dstrain.lora.lora_names import (
     Contents as Contents,
     Group as Group,
     LoraNames as LoraNames,
     LoraSource as LoraSource,
     groups_in as groups_in,
-    read_layers as read_layers,
 )
+from dstrain.lora.reading import read_layers as read_layers
 from dstrain.lora.stored import (
     FOLDED as FOLDED,
     Lora as Lora,

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from dstrain.distributed import Sharding
 from dstrain.errors import UsageError
 from dstrain.models.execution import repeated_blocks
-from dstrain.models.networks import put, tied_names
+from dstrain.models.placing import put, tied_names
 from dstrain.storage.safetensors import read_rows
 from dstrain.storage.tensor_writer import is_divided
 from dstrain.training.module import TrainingModule

@@ -1,3 +1,13 @@
+from dstrain.models.hub.environment import (
+    chosen_hub as chosen_hub,
+    hub_of_environment as hub_of_environment,
+    model_base as model_base,
+)
+from dstrain.models.hub.fetching import (
+    fetch as fetch,
+    fetch_dataset as fetch_dataset,
+    find_paths as find_paths,
+)
 from dstrain.models.hub.record import (
     RECORD as RECORD,
     SHARD as SHARD,
@@ -11,11 +21,5 @@ from dstrain.models.hub.source import (
     FLAG as FLAG,
     ID as ID,
     ModelSource as ModelSource,
-    chosen_hub as chosen_hub,
-    fetch as fetch,
-    fetch_dataset as fetch_dataset,
-    find_paths as find_paths,
-    hub_of_environment as hub_of_environment,
     may_be_id as may_be_id,
-    model_base as model_base,
 )

@@ -7,7 +7,7 @@ from dstrain.errors import DstrainError
 from dstrain.graph import Plan
 from dstrain.graph.keepers import BEFORE_LORA
 from dstrain.models import Config, components_of, empty_component, find
-from dstrain.models.networks import set_dtype
+from dstrain.models.placing import set_dtype
 from dstrain.pipeline.denoiser_check import entries_that_differ
 from dstrain.pipeline.planned_weights import planned_component
 from dstrain.runs.setup import Setup

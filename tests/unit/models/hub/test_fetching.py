@@ -264,7 +264,7 @@ def test_of_several_processes_one_fetches(
     server: Hub, hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others wait as long as it takes, and say so after a while."""
-    monkeypatch.setattr("dstrain.models.hub.source.QUIET_WAIT", 0.0)
+    monkeypatch.setattr("dstrain.models.hub.download.QUIET_WAIT", 0.0)
     server.faults = Faults(delay=0.2)
     fork = multiprocessing.get_context("fork")
     arguments = (tmp_path / "models", hub)
