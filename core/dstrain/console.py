@@ -267,11 +267,7 @@ class LineLogger:
 
 
 def progress_bar(
-    title: str,
-    total: int,
-    done: int = 0,
-    brief: bool = False,
-    leave: bool = True,
+    title: str, total: int, done: int = 0, brief: bool = False, leave: bool = True
 ) -> Any:
     """Return a tqdm bar; elsewhere than on a terminal or in a notebook it logs lines, at
     least one a minute.

@@ -27,12 +27,7 @@ class DstrainError(Exception):
 
     exit_code = 1
 
-    def __init__(
-        self,
-        where: str | Path,
-        what: str,
-        *help_lines: str,
-    ) -> None:
+    def __init__(self, where: str | Path, what: str, *help_lines: str) -> None:
         # A path is that of a file which was read; a text may be a name that a stranger wrote.
         if isinstance(where, Path) and _is_pointer(where):
             # Whatever is wrong with it is due to that.

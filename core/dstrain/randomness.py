@@ -28,11 +28,7 @@ class SampleKey(NamedTuple):
     chunk: int = 0
 
 
-def digest(
-    key: Sequence[int],
-    stream: str,
-    draw: int = 0,
-) -> bytes:
+def digest(key: Sequence[int], stream: str, draw: int = 0) -> bytes:
     """Return 16 bytes that identify one draw of one stream under a key."""
     numbers = [*key, draw]
     # Little-endian on every machine, each number in 8 bytes.
@@ -102,10 +98,7 @@ class Rng:
         return self._draw(np.random.Generator.random, stream, shape)
 
     def _draw(
-        self,
-        distribution: Callable[..., Any],
-        stream: str,
-        shape: Sequence[int],
+        self, distribution: Callable[..., Any], stream: str, shape: Sequence[int]
     ) -> Tensor:
         draw = self._drawn.get(stream, 0)
         self._drawn[stream] = draw + 1

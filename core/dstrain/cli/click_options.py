@@ -9,11 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dstrain.cli.completion import (
-    completing,
-    families,
-    one_of,
-)
+from dstrain.cli.completion import completing, families, one_of
 from dstrain.cli.help import Command
 from dstrain.config import (
     Flag,

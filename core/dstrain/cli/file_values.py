@@ -19,9 +19,7 @@ logger = get_logger(__name__)
 
 
 def default_map(
-    path: object,
-    values: Mapping[str, Any],
-    options: Mapping[str, click.Option],
+    path: object, values: Mapping[str, Any], options: Mapping[str, click.Option]
 ) -> dict[str, Any]:
     """Return what a file gives by the names of parameters; click converts it.
 

@@ -30,12 +30,7 @@ def models(
     with status(LOOKING):
         found = inspect_all(disabled_plugins, (GROUP,))
     rows = [
-        (
-            one.name,
-            one.distribution,
-            one.version,
-            one.reason or ", ".join(one.variants),
-        )
+        (one.name, one.distribution, one.version, one.reason or ", ".join(one.variants))
         for one in found
     ]
     head = ("name", "distribution", "version", "variants")

@@ -125,12 +125,7 @@ class Flag:
         return (self.by_name and "=" in text) or (self.listed and "," in text)
 
 
-def option(
-    group: str,
-    help: str,
-    default: Any = None,
-    **details: Any,
-) -> Any:
+def option(group: str, help: str, default: Any = None, **details: Any) -> Any:
     """Return a dataclass field that is an option with a default.
 
     details: Fields of `Flag`, such as `affects` and `minimum`.

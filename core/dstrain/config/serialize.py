@@ -74,9 +74,7 @@ def _literal(value: Any, flag: Flag | None) -> str:
 
 
 def write_resolved(
-    path: Path,
-    config: ModelChoice,
-    versions: Mapping[str, str],
+    path: Path, config: ModelChoice, versions: Mapping[str, str]
 ) -> None:
     """Write a configuration and the versions of the libraries as JSON.
 

@@ -7,10 +7,7 @@ Loading, the training step and the pipeline call keepers, and do not know what t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import (
-    AbstractContextManager,
-    nullcontext,
-)
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal

@@ -126,9 +126,7 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 
 
 def constrain_nothing(
-    latents: Tensor,
-    timestep: Tensor,
-    noise: Tensor,
+    latents: Tensor, timestep: Tensor, noise: Tensor
 ) -> LatentConstraint:
     """Return the latents as they are: what a variant without `constrain_latents` does."""
     return LatentConstraint(latents, timestep)

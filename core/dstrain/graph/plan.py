@@ -46,11 +46,7 @@ class Step:
     """The unit's own name of an output -> its key in the table of values."""
 
 
-def value_key(
-    spec: PipelineSpec,
-    name: str,
-    branch: str,
-) -> str:
+def value_key(spec: PipelineSpec, name: str, branch: str) -> str:
     """Return the key under which a branch finds a value.
 
     It is 'negative_prompt' for an input, 'negative.prompt_emb' for another value of the

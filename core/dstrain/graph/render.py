@@ -116,11 +116,7 @@ def _loaded(plan: Plan, stage: str) -> str:
     return ", ".join([*plan.components[stage], *configs]) or "nothing"
 
 
-def _reader(
-    plan: Plan,
-    function: FunctionSpec,
-    given: tuple[str, ...],
-) -> str:
+def _reader(plan: Plan, function: FunctionSpec, given: tuple[str, ...]) -> str:
     """Return the line of model_fn or constrain_latents: the inputs that are present and
     the components, the denoiser by the names of its experts.
     """

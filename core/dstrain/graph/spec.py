@@ -289,9 +289,7 @@ def _check_function(
 
 
 def check_components(
-    spec: PipelineSpec,
-    function: FunctionSpec,
-    context: frozenset[str],
+    spec: PipelineSpec, function: FunctionSpec, context: frozenset[str]
 ) -> None:
     """Raise UsageError for a keyword-only parameter that is neither a component nor in
     the context.

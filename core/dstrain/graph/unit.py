@@ -21,9 +21,7 @@ class Unit(FunctionSpec):
     """Value name -> kind, in the order of the TypedDict that the function returns."""
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        given: tuple[str, ...] = (),
+        self, function: Callable[..., Any], given: tuple[str, ...] = ()
     ) -> None:
         """Build a unit from a function that returns a TypedDict.
 
@@ -54,10 +52,7 @@ class Unit(FunctionSpec):
         return self.function(**arguments)
 
     def run(
-        self,
-        values: Mapping[str, Any],
-        components: Mapping[str, Any],
-        **given: Any,
+        self, values: Mapping[str, Any], components: Mapping[str, Any], **given: Any
     ) -> dict[str, Any]:
         """Call the function and return copies of its outputs.
 

@@ -122,11 +122,7 @@ there are also tensors that stand for one of these.
 """
 
 
-def serialize(
-    value: Any,
-    tensors: dict[str, Tensor],
-    name: str,
-) -> Any:
+def serialize(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     """Put the value's tensors into `tensors`; return the rest, its header, as JSON data.
 
     Raises UsageError for a value that cannot be stored exactly.

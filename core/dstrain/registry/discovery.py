@@ -47,8 +47,7 @@ def load_family(name: str, disabled_plugins: Collection[str] = ()) -> ModelFamil
 
 
 def usable_families(
-    disabled_plugins: Collection[str] = (),
-    names: Collection[str] | None = None,
+    disabled_plugins: Collection[str] = (), names: Collection[str] | None = None
 ) -> tuple[list[ModelFamily], list[str]]:
     """Import the record of every family; return also why others cannot be used.
 
@@ -72,11 +71,7 @@ def usable_families(
     return families, broken
 
 
-def _no_such(
-    kind: str,
-    name: str,
-    known: Collection[str],
-) -> str:
+def _no_such(kind: str, name: str, known: Collection[str]) -> str:
     names = ", ".join(known) or "none"
     return f"no {kind} named {name!r}; installed: {names}{nearest(name, known)}"
 

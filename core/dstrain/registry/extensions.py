@@ -101,11 +101,7 @@ class Extensions:
         return found
 
     def offered(
-        self,
-        hook: str,
-        kind: type[Any],
-        own: Collection[str],
-        **given: Any,
+        self, hook: str, kind: type[Any], own: Collection[str], **given: Any
     ) -> dict[str, Any]:
         """Return what plugins offer by a hook, by name; what cannot be used is added to
         `broken`.

@@ -24,10 +24,7 @@ from dstrain.registry.extensions import Extensions
 from dstrain.registry.hooks import Hooks
 
 RETIRED: MappingProxyType[str, str] = MappingProxyType(
-    {
-        "dstrain_quantizers": "dstrain_keepers",
-        "dstrain_step_end": "dstrain_observers",
-    }
+    {"dstrain_quantizers": "dstrain_keepers", "dstrain_step_end": "dstrain_observers"}
 )
 """Hook that there was -> the one that took its place."""
 _disabled: ContextVar[tuple[str, ...]] = ContextVar("disabled_plugins", default=())

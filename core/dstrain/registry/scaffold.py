@@ -12,9 +12,7 @@ COMMAND = "dstrain plugins new"
 
 
 def write_plugin(
-    name: str,
-    folder: Path,
-    disabled_plugins: Collection[str] = (),
+    name: str, folder: Path, disabled_plugins: Collection[str] = ()
 ) -> None:
     """Write the package of a family to a new folder.
 

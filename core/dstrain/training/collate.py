@@ -35,11 +35,7 @@ def collate(
     return batch
 
 
-def _join(
-    name: str,
-    values: list[Any],
-    padded: Mapping[str, int],
-) -> Any:
+def _join(name: str, values: list[Any], padded: Mapping[str, int]) -> Any:
     first = values[0]
     others = values[1:]
     if any(type(value) is not type(first) for value in others):

@@ -9,9 +9,7 @@ from dstrain.training.batching import SKIPPED, Groups, SampleIds, as_sample_ids
 
 
 def with_skipped_rows(
-    groups: ArrayLike,
-    sample_ids: ArrayLike,
-    rows: int,
+    groups: ArrayLike, sample_ids: ArrayLike, rows: int
 ) -> tuple[Groups, SampleIds]:
     """Add a sample of the group `SKIPPED` for each of the table's rows that has none.
 
@@ -32,10 +30,7 @@ def with_skipped_rows(
 
 
 def hold_out(
-    groups: ArrayLike,
-    sample_ids: ArrayLike,
-    seed: int,
-    fraction: float | None,
+    groups: ArrayLike, sample_ids: ArrayLike, seed: int, fraction: float | None
 ) -> tuple[Groups, SampleIds]:
     """Return the groups in which samples that are held out count as skipped, and the
     (row, chunk) of these.

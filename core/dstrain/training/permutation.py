@@ -11,11 +11,7 @@ ROUNDS = 6
 Indices = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def permute(
-    positions: Indices,
-    size: int,
-    key: Sequence[int],
-) -> Indices:
+def permute(positions: Indices, size: int, key: Sequence[int]) -> Indices:
     """Map positions to items by a bijection of 0 .. size-1 that the key chooses.
 
     It is a balanced Feistel network (Luby and Rackoff 1988; four rounds suffice, six

@@ -37,12 +37,7 @@ class Sample:
 class SampleSource(Protocol):
     """Anything that returns samples by row and chunk (which sample of the row it is)."""
 
-    def sample(
-        self,
-        row: int,
-        chunk: int = 0,
-        key: SampleKey | None = None,
-    ) -> Sample:
+    def sample(self, row: int, chunk: int = 0, key: SampleKey | None = None) -> Sample:
         """Return one sample of one row.
 
         Args:
@@ -82,12 +77,7 @@ class DecodedSamples:
     weights: Numbers | None = None
     """How probable each variant is; None where each sample has one."""
 
-    def sample(
-        self,
-        row: int,
-        chunk: int = 0,
-        key: SampleKey | None = None,
-    ) -> Sample:
+    def sample(self, row: int, chunk: int = 0, key: SampleKey | None = None) -> Sample:
         """Decode the inputs used of one sample; raises UsageError for a damaged file."""
         index = sample_index(self.sample_ids, row, chunk)
         if self.weights is not None:
@@ -141,12 +131,7 @@ class CachedSamples:
             lacks |= numbers == ABSENT
         return np.flatnonzero(lacks)
 
-    def sample(
-        self,
-        row: int,
-        chunk: int = 0,
-        key: SampleKey | None = None,
-    ) -> Sample:
+    def sample(self, row: int, chunk: int = 0, key: SampleKey | None = None) -> Sample:
         """Read the values of one sample."""
         rows = self.rows
         index = rows.index(row, chunk)

@@ -185,8 +185,7 @@ def keeping_gradients(module: TrainingModule) -> Iterator[None]:
 
 
 def read_own_rows(
-    path: Path,
-    owner_of: Callable[[str], nn.Parameter | None],
+    path: Path, owner_of: Callable[[str], nn.Parameter | None]
 ) -> dict[str, Tensor]:
     """Read a file's tensors: of each with the shape of the parameter to which it belongs,
     by its name, only the rows that this process has of that, sharded in the same way.

@@ -87,9 +87,7 @@ def trainables_of(
 
 
 def start_from_lora(
-    pipeline: Pipeline,
-    trained: Mapping[str, LoraConfig],
-    file: LoraFile,
+    pipeline: Pipeline, trained: Mapping[str, LoraConfig], file: LoraFile
 ) -> None:
     """Fill the LoRA layers in training, by component, from a file with any naming.
 

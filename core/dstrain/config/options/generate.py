@@ -27,43 +27,23 @@ class GenerateConfig(ModelChoice):
     command: ClassVar[str] = "generate"
 
     height: int | None = option(
-        "generation",
-        "Height in pixels; requires --width.",
-        minimum=1,
-        common=True,
+        "generation", "Height in pixels; requires --width.", minimum=1, common=True
     )
     width: int | None = option(
-        "generation",
-        "Width in pixels; requires --height.",
-        minimum=1,
-        common=True,
+        "generation", "Width in pixels; requires --height.", minimum=1, common=True
     )
-    prompt: str | None = option(
-        "generation",
-        "What to generate.",
-        common=True,
-    )
+    prompt: str | None = option("generation", "What to generate.", common=True)
     on_long_prompt: OnLongPrompt = option(
         "generation",
         "What to do with prompts longer than the model takes: stop with an error, or cut them and warn.",
         "truncate",
     )
-    negative_prompt: str | None = option(
-        "generation",
-        "What to avoid.",
-        common=True,
-    )
+    negative_prompt: str | None = option("generation", "What to avoid.", common=True)
     guidance_scale: float | None = option(
-        "generation",
-        "Scale of classifier-free guidance.",
-        minimum=0,
-        common=True,
+        "generation", "Scale of classifier-free guidance.", minimum=0, common=True
     )
     num_inference_steps: int | None = option(
-        "generation",
-        "Number of denoising steps.",
-        minimum=1,
-        common=True,
+        "generation", "Number of denoising steps.", minimum=1, common=True
     )
     denoising_strength: float | None = option(
         "generation",
@@ -73,10 +53,7 @@ class GenerateConfig(ModelChoice):
         maximum=1,
     )
     num_frames: int | None = option(
-        "generation",
-        "Number of video frames.",
-        minimum=1,
-        common=True,
+        "generation", "Number of video frames.", minimum=1, common=True
     )
     input: tuple[NamedInput, ...] = converted(
         "generation",
@@ -109,8 +86,5 @@ class GenerateConfig(ModelChoice):
         common=True,
     )
     overwrite: bool = option(
-        "output",
-        "Replace the file --output if it exists.",
-        False,
-        common=True,
+        "output", "Replace the file --output if it exists.", False, common=True
     )

@@ -15,10 +15,7 @@ class LoraOptions:
     """The LoRA layers that a run trains or starts from."""
 
     lora_base_model: str | None = option(
-        "LoRA",
-        "Component to add LoRA to.",
-        affects={"resolved", "LoRA"},
-        common=True,
+        "LoRA", "Component to add LoRA to.", affects={"resolved", "LoRA"}, common=True
     )
     lora_target_modules: str | None = converted(
         "LoRA",
@@ -77,6 +74,5 @@ class LoraOptions:
         affects={"weights"},
     )
     preset_lora_model: str | None = option(
-        "LoRA",
-        "Components to merge --preset_lora_path into, comma-separated.",
+        "LoRA", "Components to merge --preset_lora_path into, comma-separated."
     )

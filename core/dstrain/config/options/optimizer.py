@@ -60,11 +60,7 @@ class OptimizerOptions:
         above=0,
     )
     weight_decay: float = option(
-        "training: optimizer",
-        "Weight decay.",
-        0.01,
-        affects={"training"},
-        minimum=0,
+        "training: optimizer", "Weight decay.", 0.01, affects={"training"}, minimum=0
     )
     max_grad_norm: float = option(
         "training: optimizer",

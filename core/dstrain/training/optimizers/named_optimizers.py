@@ -34,8 +34,7 @@ OPTIMIZERS: Mapping[str, NamedOptimizer] = MappingProxyType(
     {
         "adamw": NamedOptimizer("torch.optim.AdamW", {"fused": True}),
         "adafactor": NamedOptimizer(
-            "transformers.Adafactor",
-            {"relative_step": False, "scale_parameter": False},
+            "transformers.Adafactor", {"relative_step": False, "scale_parameter": False}
         ),
         "adamw8bit": _bitsandbytes("AdamW8bit"),
         "paged_adamw8bit": _bitsandbytes("PagedAdamW8bit"),

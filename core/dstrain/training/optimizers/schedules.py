@@ -29,9 +29,7 @@ def schedule_at(path: str) -> Schedule:
 
 
 def build_lr_scheduler(
-    options: OptimizerOptions,
-    optimizer: Optimizer,
-    total_steps: int,
+    options: OptimizerOptions, optimizer: Optimizer, total_steps: int
 ) -> LambdaLR:
     """Build the schedule of --lr_scheduler, which multiplies every learning rate.
 
