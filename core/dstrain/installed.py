@@ -56,9 +56,8 @@ class Installed:
 def installed(
     disabled_plugins: Collection[str] = (), group: str = GROUP
 ) -> tuple[Installed, ...]:
-    """Return the plugins of a group, sorted by name, without importing any.
-
-    disabled_plugins: Names of plugins, or of distributions, to leave out.
+    """Return the plugins of a group, sorted by name, without importing any; disabled
+    are names of plugins, or of distributions.
     """
     places = tuple((place, _changed_at(place)) for place in sys.path)
     return tuple(
@@ -103,9 +102,8 @@ def refuse_clash(plugin: Installed, plugins: Collection[Installed]) -> None:
 
 
 def refuse_other_interface(plugin: Installed, made_for: Any) -> None:
-    """Raise UsageError for a plugin made for another version of the interface.
-
-    made_for: Its `api`; one that states none was made for the first.
+    """Raise UsageError for a plugin made for another version of the interface than
+    ours.
     """
     if made_for != API:
         raise UsageError(

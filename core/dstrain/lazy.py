@@ -22,14 +22,9 @@ _is_own_process: ContextVar[bool] = ContextVar("own_process", default=False)
 def attach(
     package: str, file: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package whose stub says where
-    each name is from.
-
-    The stub is what type checkers read, so the names are written down once.
-
-    Args:
-        package: `__name__` of the package.
-        file: `__file__` of the package; `__init__.pyi` lies beside it.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package (`__name__`,
+    `__file__`) whose stub `__init__.pyi` says where each name is from, for type
+    checkers, too.
     """
     modules: dict[str, str] = {}
     for node in ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8")).body:

@@ -22,11 +22,8 @@ def how_to_have(kind: str, name: str, disabled_plugins: Collection[str] = ()) ->
     """Return how to have what a plugin of this project adds, where that one is not
     installed, or is disabled; '' if none adds it.
 
-    Args:
-        kind: options, generate (those of them that change what it makes), commands, or the
-            option whose value it is, such as lora_type.
-        name: What was asked for.
-        disabled_plugins: Names of plugins, or of distributions, that are disabled.
+    kind: options, generate (those of them that change what it makes), commands, or the
+    option whose value it is, such as lora_type.
     """
     for plugin, adds in _absent().items():
         if name not in adds.get(kind, {}):

@@ -61,9 +61,8 @@ def seed_global(key: Sequence[int], stream: str) -> None:
 
 
 class _Philox(ISeedSequence):
-    """A seed sequence that makes the digest itself the generator's key.
-
-    A key that is a number would cost a draw of the system's entropy.
+    """A seed sequence that makes the digest itself the generator's key; a number as a
+    key would cost a draw of the system's entropy.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -75,9 +74,8 @@ class _Philox(ISeedSequence):
 
 
 class Rng:
-    """The random numbers of one batch.
-
-    Sample i draws under keys[i], so a batch equals its samples one by one.
+    """The random numbers of one batch: sample i draws under keys[i], so a batch equals
+    its samples one by one.
     """
 
     def __init__(self, keys: Sequence[SampleKey], scope: str = "") -> None:

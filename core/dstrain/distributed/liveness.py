@@ -1,9 +1,8 @@
 """Let the processes of a run wait for each other, and notice when one ended or hangs.
 
-A collective fails after minutes, while the main process may well read the files of a
-dataset for hours. So processes wait through the key-value store that they found each
-other by, and wait for a process as long as it lives, but no longer. Collectives have the
-time limit of the process group.
+A collective fails after minutes, while the main process may read a dataset's files for
+hours. So processes wait through the key-value store that they found each other by, for
+a process as long as it lives.
 """
 
 import os
@@ -65,19 +64,15 @@ class Heartbeat:
         self._rendezvous("seen")
 
     def leave(self, why: str = "") -> None:
-        """Stop giving signs of life.
-
-        why: FAILED or INTERRUPTED, which those who wait for this process learn at once.
-        """
+        """Stop giving signs of life; those who wait for this process learn at once why."""
         self._done.set()
         if why:
             with suppress(Exception):  # the store may be what failed
                 self._store.compare_set(self._key("ended"), "", why)
 
     def peer_ended(self) -> str:
-        """Return why another process left the run, '' if none has.
-
-        One that disappeared from this machine counts as FAILED.
+        """Return why another process left the run, '' if none has; FAILED for one that
+        disappeared.
         """
         with suppress(Exception):
             gone = any(self._is_gone(rank) for rank in range(self.size))
@@ -135,10 +130,8 @@ class Heartbeat:
                 )
 
     def _watched(self) -> Sequence[int]:
-        """Return the ranks that this process listens to.
-
-        The first process listens to all, the others to it: what it notices ends them
-        too.
+        """Return the ranks that this process listens to: the first one to all, the
+        others to it.
         """
         return range(1, self.size) if self.rank == 0 else (0,)
 

@@ -16,10 +16,7 @@ INTERRUPTED = "interrupted"
 
 
 def peer_failed(what: str = ENDED) -> SystemFault:
-    """Return the error of a process that cannot continue without the others.
-
-    what: what happened to them.
-    """
+    """Return the error of a process that cannot continue without the others."""
     return SystemFault(
         "processes",
         what,
@@ -34,10 +31,9 @@ def launched() -> bool:
 
 
 def should_report(error: DstrainError) -> bool:
-    """Return whether this process prints the error.
-
-    Of the processes that fail with the same message only one prints it. A process that
-    the launcher interrupted because another had failed prints nothing.
+    """Return whether this process prints the error: of those that fail with the same
+    message only one does, and none that the launcher interrupted because another
+    failed.
     """
     if not launched() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return True
@@ -86,9 +82,8 @@ def store_of_run() -> Any:
 
 
 def peer_failure(error: BaseException) -> str:
-    """Return what an error of a collective says about the other processes.
-
-    '' if it is another error.
+    """Return what an error of a collective says about the other processes; '' for
+    another one.
     """
     from torch.distributed import DistError
 

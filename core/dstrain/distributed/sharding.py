@@ -24,9 +24,8 @@ class Sharding:
     """Whether rows, gradients and optimizer state lie in RAM."""
 
     def processes(self, started: int, on_a_machine: int) -> int:
-        """Return how many of the processes that were started shard a network.
-
-        Raises UsageError for machines with different numbers of processes.
+        """Return how many of the started processes shard a network; raises UsageError
+        for machines with different numbers of processes.
         """
         if self.mode == "full":
             return started

@@ -75,9 +75,8 @@ class ProcessGroup:
 
 @contextmanager
 def distributed_run(accelerator: Accelerator) -> Iterator[ProcessGroup]:
-    """Yield the processes of a run; if one of several ends, the others raise SystemFault.
-
-    They raise KeyboardInterrupt if it was interrupted.
+    """Yield the processes of a run. If one of several ends, the others raise
+    SystemFault, or KeyboardInterrupt if it was interrupted.
     """
     if accelerator.num_processes == 1:
         yield ProcessGroup(accelerator)

@@ -47,11 +47,10 @@ class Code:
 
 
 def code_of(function: Callable[..., Any]) -> Code:
-    """Return what a function, or a class, depends on.
+    """Return what a function, or a class, depends on: the same on every machine and
+    with every Python that reads the same syntax.
 
-    It is the same in every process, on every machine and with every version of Python
-    that reads the same syntax. What a call makes, such as a closure or a partial, is
-    unknown: its values stand in no syntax that is surely here.
+    What a call makes, such as a closure or a partial, is unknown.
     """
     module = module_of(function)
     name = str(getattr(function, "__qualname__", type(function).__qualname__))
@@ -94,9 +93,8 @@ def code_of_module(module: str) -> Code:
 
 
 def facts_of(code: Code, where: str, declare: str) -> Mapping[str, str]:
-    """Return the facts of code that can be followed; raise UsageError for other code.
-
-    declare: How a version is declared instead.
+    """Return the facts of code that can be followed; for other code, raise UsageError
+    that says how to declare a version.
     """
     if code.unknown:
         more = f", and {len(code.unknown) - 1} more" if code.unknown[1:] else ""

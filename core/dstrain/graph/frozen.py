@@ -12,8 +12,7 @@ Kept = TypeVar("Kept")
 class ConvertedField(Generic[Given, Kept]):
     """A field of a dataclass whose value is converted when it is set.
 
-    It is the field's annotation and its value: type checkers then know what the
-    constructor takes (`Given`) and what the attribute is (`Kept`).
+    As an annotation, it says what the constructor takes and what the attribute is.
     """
 
     def __init__(

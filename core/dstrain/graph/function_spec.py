@@ -1,6 +1,5 @@
-"""Read what a function declares by its signature: its inputs and its components.
-
-Parameters before the `*` are inputs, keyword-only parameters are components.
+"""Read what a function declares by its signature: its inputs, and after the `*` its
+components.
 """
 
 import inspect
@@ -64,9 +63,8 @@ class FunctionSpec:
         """Read the signature of a function whose first parameters are those in `given`,
         which the caller itself supplies.
 
-        Raises UsageError if the function lacks these parameters, or has *args, **kwargs
-        or a positional-only parameter. A component is always passed, so that a default
-        has no effect.
+        Raises UsageError if it lacks these, or has *args, **kwargs or a positional-only
+        parameter. A component is always passed: a default has no effect.
         """
         name = getattr(function, "__name__", type(function).__name__)
         where = f"{function.__module__}.{name}"
@@ -102,10 +100,8 @@ class FunctionSpec:
 
     @cached_property
     def identity(self) -> Mapping[str, Any]:
-        """Return what the function is, as JSON data: module, name, and its version or the
-        digests of the code that it depends on.
-
-        Raises UsageError for code that no digest can cover, unless there is a version.
+        """Return what the function is, as JSON data: module, name, and its version or
+        the digests of its code; raises UsageError for code that no digest can cover.
         """
         facts: Mapping[str, Any] = {"version": self.version}
         if not self.version:

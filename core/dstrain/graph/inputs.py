@@ -118,9 +118,8 @@ class InferenceOnly:
 
 @dataclass(frozen=True)
 class Constant:
-    """An input that is a constant of the variant.
-
-    A flag of its name changes it, if the family has one.
+    """An input that is a constant of the variant; a flag of its name changes it, if the
+    family has one.
     """
 
     value: str | int | float

@@ -1,7 +1,5 @@
-"""Define how weights of components are kept: in fewer bytes, in another place, and how a
-network computes with them. Torch-free.
-
-Loading, the training step and the pipeline call keepers, and do not know what they do.
+"""Define how weights of components are kept: in fewer bytes, in another place, and how
+a network computes with them. Torch-free.
 """
 
 from __future__ import annotations
@@ -92,7 +90,6 @@ class Keeper:
         self, component: str, config: Mapping[str, Any] | None
     ) -> Identity | None:
         """Return what the component's numbers depend on; None where they do not change.
-
         Raises UsageError for a component that it cannot keep so.
 
         config: The content of its config.json; None where that is not known.
@@ -113,15 +110,11 @@ class Keeper:
     def place(
         self, component: str, network: nn.Module, name: str, weight: Tensor
     ) -> Tensor:
-        """Return the parameter or buffer to keep for a weight as it is read.
+        """Return the parameter or buffer to keep for a weight as it is read, a preset
+        LoRA merged; it may replace the layer that the weight belongs to.
 
-        It may replace the layer that the weight belongs to.
-
-        Args:
-            component: The component.
-            network: Its network, some weights of which are not read yet.
-            name: The weight's name in it.
-            weight: The weight, a preset LoRA merged; on the device, unless `is_in_ram`.
+        The weight is on the device, unless `is_in_ram`. Others of the network may not
+        be read yet.
         """
         return weight
 
@@ -137,13 +130,10 @@ class Keeper:
         device: torch.device,
         saved: Mapping[str, Collection[str]] = NO_NAMES,
     ) -> None:
-        """Keep networks that are loaded; the LoRA layers of those that are trained are in.
+        """Keep networks that are loaded, of its components, by name; the LoRA layers of
+        those that are trained are in.
 
-        Args:
-            networks: Those of its components that are here, by name.
-            device: The device that computes with them.
-            saved: Component -> names of frozen weights that are saved with what is
-                trained.
+        saved: Component -> names of frozen weights that are saved with what is trained.
         """
 
     def on_device(self, component: str) -> AbstractContextManager[object]:

@@ -77,10 +77,8 @@ class Keepers:
 
     @classmethod
     def checked(cls, found: Iterable[tuple[str, Keeper]]) -> Keepers:
-        """Put keepers in order; raises UsageError for two of a kind for a component, and for
-        one that is for none.
-
-        found: (name of the plugin in errors, its keeper).
+        """Put keepers, each with its plugin's name in errors, in order; raises
+        UsageError for two of a kind for a component, and for one that is for none.
         """
         owners: dict[tuple[str, str], tuple[str, Keeper]] = {}
         keepers = []

@@ -43,14 +43,8 @@ def report_long_prompt(found: LongPrompt) -> None:
 def check_length(
     tokenizer: Any, text: str, limit: int, model: str, usual: bool = False
 ) -> None:
-    """Report a text of which a tokenizer of transformers keeps only the beginning.
-
-    Args:
-        tokenizer: The tokenizer, which cuts at the end.
-        text: The prompt.
-        limit: The tokens it keeps, special ones included.
-        model: What reads them, for messages.
-        usual: As in `LongPrompt`.
+    """Report a text of which a tokenizer of transformers keeps only the first `limit`
+    tokens, special ones included; `model` and `usual` are as in `LongPrompt`.
     """
     if _notice.get() is None:
         return

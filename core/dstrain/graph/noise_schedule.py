@@ -60,10 +60,8 @@ class FlowMatchSchedule:
         return tokens * slope + base_mu - slope * self.base_tokens
 
     def sigmas(self, steps: int, tokens: int) -> Tensor:
-        """Return (steps + 1,) fp32 sigmas for inference, from 1 to a final 0.
-
-        Sigmas are cast to fp32 before the shift, as diffusers'
-        FlowMatchEulerDiscreteScheduler does.
+        """Return (steps + 1,) fp32 sigmas for inference, from 1 to a final 0; cast
+        before the shift, as in diffusers' FlowMatchEulerDiscreteScheduler.
         """
         plain = np.linspace(1.0, 1.0 / steps, steps).astype(np.float32)
         if self.unshifted_tokens is None:

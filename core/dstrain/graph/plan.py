@@ -47,10 +47,9 @@ class Step:
 
 
 def value_key(spec: PipelineSpec, name: str, branch: str) -> str:
-    """Return the key under which a branch finds a value.
-
-    It is 'negative_prompt' for an input, 'negative.prompt_emb' for another value of the
-    negative branch, and the plain name for a value that all branches share.
+    """Return the key under which a branch finds a value: 'negative_prompt' for an
+    input, 'negative.prompt_emb' for another value of the negative branch, else the
+    plain name.
     """
     if branch in ("", POSITIVE) or name not in spec.branched:
         return name
@@ -61,9 +60,8 @@ def value_key(spec: PipelineSpec, name: str, branch: str) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which units run in which stage, and what each stage loads.
-
-    All of it follows from the four fields; nothing is loaded.
+    """Which units run in which stage, and what each loads: it follows from the four
+    fields.
     """
 
     spec: PipelineSpec
@@ -189,10 +187,8 @@ class Plan:
 
     @cached_property
     def _units_in_training(self) -> list[Unit]:
-        """Return the units that must run in each training step.
-
-        These are the units that use `rng` or a trained component, and the units that
-        use their outputs.
+        """Return the units of each training step: those that use `rng` or a trained
+        component, and those that use their outputs.
         """
         changing = {"rng", *self.trainables}
         experts = self.spec.experts
@@ -214,9 +210,8 @@ class Plan:
 
     @cached_property
     def _steps(self) -> list[Step]:
-        """Return the steps whose outputs the training step uses, directly or not.
-
-        A unit that is needed for one branch is not run for the other as well.
+        """Return the steps whose outputs the training step uses, directly or not; a
+        unit that one branch needs is not run for the other.
         """
         wanted = set(self.loss_inputs)
         steps: list[Step] = []
@@ -238,11 +233,8 @@ class Plan:
                 yield Step(unit, branch, inputs, outputs)
 
     def _components(self, function: FunctionSpec) -> Iterator[str]:
-        """Yield the components of a function, the denoiser's experts, and what acts beside
-        them, by their names.
-
-        Only the expert that is trained, or beside which something is, is needed, unless
-        the task runs them all.
+        """Yield the components of a function, with the denoiser's experts and what acts
+        beside them: of these only what is trained, unless the task runs them all.
         """
         experts = self.spec.experts
         runs_all = self.task.runs_sampler or not self.task.from_rows

@@ -17,14 +17,8 @@ def make_plan(
     trainables: tuple[str, ...] = (),
     columns: tuple[str, ...] = (),
 ) -> Plan:
-    """Plan a task for the inputs that are present.
-
-    Args:
-        spec: The variant.
-        inputs: Names of the inputs that a row or a caller gives.
-        task: The loss and its inputs.
-        trainables: Names of components; a dotted name counts as its component.
-        columns: The dataset's, to suggest the most similar one for a missing input.
+    """Plan a task for the inputs that a row or a caller gives; a dotted name in
+    `trainables` counts as its component, and errors suggest one of `columns`.
 
     Raises UsageError when the task needs an input that is absent, or does not use a
     component that is trained.

@@ -73,9 +73,8 @@ def _add_parts(value: Any, parts: Parts) -> None:
 
 
 def _differ(before: Parts, after: Parts) -> bool:
-    """Return whether a part is another object or was changed.
-
-    `before` keeps its objects alive, so that no new one has the id of an old one.
+    """Return whether a part is another object or was changed; `before` keeps its
+    objects alive, so that no new one has the id of an old one.
     """
     if len(before) != len(after):
         return True

@@ -10,10 +10,7 @@ from dstrain.graph.spec import GIVEN_TO_CONSTRAIN_LATENTS, GIVEN_TO_MODEL_FN
 
 
 def as_data(plan: Plan, kept: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the plan as JSON data, in a stable order.
-
-    kept: Component -> how its weights are kept, in words.
-    """
+    """Return the plan as JSON data; `kept` says how weights of components are kept."""
     return {
         "family": plan.spec.family,
         "variant": plan.spec.variant,
@@ -39,13 +36,9 @@ def _by_stage(names: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
 def as_text(
     plan: Plan, kept: Mapping[str, str] | None = None, is_split: bool = True
 ) -> str:
-    """Return a page of text: what each stage loads and runs, the values that are cached
-    between them, the units that do not run, and how components are kept.
-
-    Args:
-        plan: The plan.
-        kept: Component -> how its weights are kept, in words.
-        is_split: Whether there are stages, or both run in each step.
+    """Return a page of text: what each stage loads and runs, or a run without stages,
+    the values that are cached, the units that do not run, and how components are
+    `kept`, in words.
     """
     spec = plan.spec
     task = plan.task.name

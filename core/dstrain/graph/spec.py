@@ -212,9 +212,7 @@ class PipelineSpec:
         self, inputs: Iterable[str]
     ) -> tuple[frozenset[str], dict[str, str]]:
         """Return the values that these inputs lead to, and the units that are skipped
-        with the reason.
-
-        A unit is skipped if a required input is absent, or an output of a skipped unit.
+        with the reason: a required input is absent, or an output of a skipped unit.
         """
         available = set(inputs)
         skipped = {}

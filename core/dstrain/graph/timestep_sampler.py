@@ -96,8 +96,7 @@ class StratifiedSampler(TimestepSampler):
     """A distribution of sigmas in `STRATA` parts of equal probability: which of them a
     draw is from, is the `repeat` of its key; 0 has the least noise.
 
-    A mean over all parts estimates what a mean over free draws does, without most of
-    their scatter.
+    A mean over all parts scatters far less than one over free draws.
     """
 
     def draw(self, rng: Rng) -> Tensor:

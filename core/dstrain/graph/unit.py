@@ -23,13 +23,8 @@ class Unit(FunctionSpec):
     def __init__(
         self, function: Callable[..., Any], given: tuple[str, ...] = ()
     ) -> None:
-        """Build a unit from a function that returns a TypedDict.
-
-        Args:
-            function: Its parameters are as `FunctionSpec.of` wants them.
-            given: Parameters that the caller itself supplies.
-
-        Raises UsageError when the declaration is incomplete.
+        """Build a unit from a function that returns a TypedDict, its parameters as in
+        `FunctionSpec.of`; raises UsageError when the declaration is incomplete.
         """
         super().__init__(**vars(FunctionSpec.of(function, given)))
         returned = typing.get_type_hints(function).get("return")

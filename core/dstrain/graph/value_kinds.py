@@ -36,9 +36,8 @@ KINDS = types.MappingProxyType(
 
 
 def kind_of(annotation: Any, where: str) -> str:
-    """Return the kind of an annotated value, such as 'image | none' or 'list[tensor]'.
-
-    Raises UsageError naming `where` for anything that a feature cache cannot store.
+    """Return the kind of an annotated value, such as 'image | none' or 'list[tensor]';
+    raises UsageError naming `where` for what a feature cache cannot store.
     """
     if annotation in KINDS:
         return KINDS[annotation]

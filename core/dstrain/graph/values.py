@@ -26,20 +26,13 @@ image ({", ".join(IMAGE_MODES)}), Frames; lists and records of these"""
 
 
 def copy_value(value: Any, where: str, name: str, depth: int = 0) -> Any:
-    """Return a copy of a unit's output that shares nothing with anything else: exactly
-    the value that stage 2 would read from the feature cache.
+    """Return a copy of a unit's output, or of a part of it, that shares nothing with
+    anything else: exactly the value that stage 2 would read from the feature cache, so
+    contiguous, and an image without `info`.
 
-    A unit may return a view, the same buffer at every call, or a weight; a copy stays
-    as it is. It is also what does not depend on whether the value was stored: it is
-    contiguous, and an image has no `info`.
-
-    Raises UsageError for a value that cannot be stored exactly.
-
-    Args:
-        value: The output, or a part of it.
-        where: What returned it, for errors.
-        name: The name of the output, then the way to this part: 'facts/layers/0'.
-        depth: In how many lists and records the part lies.
+    A unit may return a view, the same buffer at every call, or a weight. Raises
+    UsageError, naming what returned it and the way to the part ('facts/layers/0'), for
+    a value that cannot be stored exactly.
     """
     if fault := _fault(value, depth):
         what = f"output {name!r} cannot be stored exactly: {fault}"
@@ -123,14 +116,10 @@ there are also tensors that stand for one of these.
 
 
 def serialize(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
-    """Put the value's tensors into `tensors`; return the rest, its header, as JSON data.
+    """Put the value's tensors into `tensors`, on the CPU, under names that begin with
+    `name`; return the rest, its header, as JSON data.
 
     Raises UsageError for a value that cannot be stored exactly.
-
-    Args:
-        value: The value.
-        tensors: Gets the tensors, on the CPU.
-        name: What the names of the tensors begin with.
     """
     if fault := _fault(value):
         raise UsageError(name, f"cannot be stored exactly: {fault}", STORABLE)

@@ -159,17 +159,12 @@ class Order:
         known: Position | None = None,
         on_position: Callable[[Position], object] = lambda position: None,
     ) -> Iterator[list[SampleKey]]:
-        """Yield batches of one signature each: full ones as soon as they are, then the
-        left-overs.
+        """Yield batches of one signature each, the first `done` left out: full ones as
+        soon as they are, then the left-overs.
 
-        Args:
-            epoch: The epoch.
-            done: The number of batches that are left out, the first ones.
-            known: A position that was passed earlier. It saves the walk to it if it is
-                of this order and not beyond these batches; which batches follow does
-                not depend on it.
-            on_position: Called with each position from which the next batches can be
-                cut, before these are yielded.
+        A `known` position, passed earlier, saves the walk to it if it is of this order
+        and not beyond these batches; it changes no batch. `on_position` is called with
+        each position from which the next batches can be cut, before these are yielded.
         """
         position = self._position_before(epoch, done, known)
         on_position(position)

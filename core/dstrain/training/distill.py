@@ -35,13 +35,11 @@ def direct_distill(
     sampler: Sampler,
 ) -> Tensor:
     """Return the mean square per sample of the student's final latents minus those of
-    the teacher's image: (batch,) fp32.
+    the teacher's image, `input_latents` (batch, channels, ...): (batch,) fp32.
 
     Each sample starts from the noise that inference draws from its `seed`. All steps
     are run with gradients and without guidance. What the variant keeps fixed is masked
     out.
-
-    input_latents: (batch, channels, ...). loss_weight: as in `mean_square`.
     """
     devices = rand_device or [NOISE_DEVICE] * len(seed)
     shape = (1, *input_latents.shape[1:])
@@ -62,18 +60,13 @@ def trajectory_imitation(
     constrain_latents: ConstrainLatents,
     inference_sigmas: InferenceSigmas,
 ) -> Tensor:
-    """Return the mean square per sample, over the student's steps, of its velocity minus
-    the one that leads from the teacher's latents at the beginning of the step to those at
-    its end: (batch,) fp32.
+    """Return the mean square per sample, over the student's steps, of its velocity
+    minus the one that leads from the teacher's latents at the beginning of the step to
+    those at its end: (batch,) fp32.
 
-    Every step begins at the teacher's latents, and not where the student's step before
-    it ended. What the variant keeps fixed is masked out.
-
-    trajectory: The teacher's latents at the sigmas of the student's steps, of each
-        sample. loss_weight: as in `mean_square`.
-
-    Raises UsageError for trajectories of another number of steps, or of other sigmas
-    than those of the variant's sampler.
+    Every step begins at the teacher's latents, those of `trajectory` at its sigmas.
+    What the variant keeps fixed is masked out. Raises UsageError for trajectories of
+    another number of steps, or of other sigmas than those of the variant's sampler.
     """
     for one in trajectory:
         if not {LATENTS, SIGMAS} <= one.keys():

@@ -13,19 +13,14 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 class MovingAverage:
     """The average of the trained parameters, in fp32; without a decay, of none.
-
-    It is no parameter and draws nothing, so training is the same with and without it.
+    Training is the same with and without it.
     """
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], decay: float | None
     ) -> None:
-        """Start from the parameters as they are.
-
-        Args:
-            parameters: Name -> trained parameter.
-            decay: What a step keeps of the average, between 0 and 1; None averages
-                nothing.
+        """Start from the parameters as they are; a step keeps `decay` of the average,
+        between 0 and 1, and None averages nothing.
         """
         self.decay = 0.0 if decay is None else decay
         self._parameters = {} if decay is None else dict(parameters)
@@ -66,9 +61,8 @@ class MovingAverage:
         """Count the parameters as an optimizer step left them: average = d * average +
         (1 - d) * parameter, d = min(decay, (1 + steps) / (10 + steps)).
 
-        The decay rises to its value because the first weights, which are those of no
-        training, would otherwise weigh most in a short run; the formula is that of
-        `tf.train.ExponentialMovingAverage`, which diffusers' EMAModel has, too.
+        The decay rises, as in `tf.train.ExponentialMovingAverage` and diffusers'
+        EMAModel, since untrained weights would weigh most in a short run.
         """
         if not self:
             return

@@ -11,10 +11,9 @@ from dstrain.training.batching import SKIPPED, Groups, SampleIds, as_sample_ids
 def with_skipped_rows(
     groups: ArrayLike, sample_ids: ArrayLike, rows: int
 ) -> tuple[Groups, SampleIds]:
-    """Add a sample of the group `SKIPPED` for each of the table's rows that has none.
-
-    So the other samples are drawn in the order of the whole table. Returns groups and
-    (row, chunk) of all samples.
+    """Add a sample of the group `SKIPPED` for each of the table's rows that has none,
+    so that others are drawn in the order of the whole table; return groups and (row,
+    chunk) of all.
     """
     own_groups = np.asarray(groups, np.int32)
     own_ids = as_sample_ids(sample_ids)
@@ -32,18 +31,12 @@ def with_skipped_rows(
 def hold_out(
     groups: ArrayLike, sample_ids: ArrayLike, seed: int, fraction: float | None
 ) -> tuple[Groups, SampleIds]:
-    """Return the groups in which samples that are held out count as skipped, and the
-    (row, chunk) of these.
+    """Return the groups in which samples that are held out count as `SKIPPED`, and the
+    (row, chunk) of these; for no fraction, none are.
 
-    So the other samples are drawn in the order of the whole table. Whether a row is held out
-    depends on its number, the seed and the fraction alone: rows added to the end of a dataset
-    change no other's part. Raises UsageError if no row is left on one of the sides.
-
-    Args:
-        groups: Sample -> number of its signature, or `SKIPPED`.
-        sample_ids: (row, chunk) of each sample, in order.
-        seed: The seed of the run.
-        fraction: How many of the rows are held out; None for none.
+    Whether a row is held out depends on its number, the seed and the fraction alone:
+    rows added to the end of a dataset change no other's part. Raises UsageError if no
+    row is left on one of the sides.
     """
     numbers = np.asarray(groups, np.int32)
     ids = as_sample_ids(sample_ids)

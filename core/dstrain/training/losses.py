@@ -19,9 +19,8 @@ class Predict(Protocol):
     def __call__(
         self, noisy_latents: Tensor, timestep: Tensor, branch: str = POSITIVE, /
     ) -> Tensor:
-        """Return the prediction, shaped as the latents, (batch, channels, ...).
-
-        timestep: (batch,), 0 to 1000; or one per token.
+        """Return the prediction, shaped as the latents; timestep is (batch,), 0 to
+        1000, or one per token.
         """
         ...
 
@@ -88,10 +87,8 @@ def mean_square(
 
 
 def _relative(loss_weight: Tensor, mask: Tensor | None, error: Tensor) -> Tensor:
-    """Return weights divided by their mean where the mask is 1.
-
-    The mean over them is then the weighted mean, and equal weights are exactly 1: they
-    change no bit.
+    """Return weights divided by their mean where the mask is 1: equal ones are exactly
+    1, and change no bit.
     """
     if loss_weight.shape[-2:] != error.shape[-2:]:
         sizes = f"{list(loss_weight.shape)}, and the latents are {list(error.shape)}"

@@ -25,14 +25,8 @@ def split_across_ranks(
     processes: int,
     weight_of: Callable[[SampleKey], float] = lambda key: 1.0,
 ) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of one rank of a global batch, as many on every rank.
-
-    Args:
-        samples: Those of the global batch.
-        batch_size: Samples that one process computes at once.
-        rank: The rank.
-        processes: The number of ranks.
-        weight_of: What the loss of a sample is multiplied by.
+    """Yield the micro-batches of one rank, of `batch_size` samples at most, of a global
+    batch, as many on every rank; `weight_of` is what a sample's loss is multiplied by.
     """
     stride = batch_size * processes
     starts = range(0, len(samples), stride)

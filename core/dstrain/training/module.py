@@ -56,11 +56,8 @@ class TrainingModule(nn.Module):
     ) -> None:
         """Wrap a pipeline; nothing is trained before `switch_to_training_mode`.
 
-        Args:
-            pipeline: The pipeline.
-            task: The task.
-            timestep_sampler: By default, one for all timesteps of the schedule.
-            stage: '' runs every unit; 'train' expects samples of cached values.
+        The timestep sampler is by default one for all timesteps of the schedule. Stage
+        '' runs every unit; 'train' expects samples of cached values.
         """
         super().__init__()
         self.pipeline = pipeline
@@ -272,10 +269,9 @@ def _ignore(key: SampleKey, found: LongPrompt) -> None:
 
 
 def keep_frozen_apart(module: TrainingModule) -> None:
-    """Let `DistributedDataParallel` leave out what is frozen.
-
-    Every process has read it from the same files. At the start DDP would send it all,
-    and its buffers again before each forward pass; and float8 gloo cannot send at all.
+    """Let `DistributedDataParallel` leave out what is frozen, which every process read
+    from the same files: it would send it all at the start and buffers before each
+    forward pass, and float8 gloo cannot send at all.
     """
     ddp: Any = DistributedDataParallel
     ddp._set_params_and_buffers_to_ignore_for_model(module, frozen_names(module))

@@ -38,22 +38,14 @@ class SampleSource(Protocol):
     """Anything that returns samples by row and chunk (which sample of the row it is)."""
 
     def sample(self, row: int, chunk: int = 0, key: SampleKey | None = None) -> Sample:
-        """Return one sample of one row.
-
-        Args:
-            row: The row.
-            chunk: Which of its samples.
-            key: Chooses one of its variants; None is the first.
+        """Return one sample of a row; the key chooses one of its variants, None the
+        first.
         """
 
 
 def chosen_variant(first: int, weights: Numbers, key: SampleKey | None) -> int:
-    """Return the number of the variant that a key chooses.
-
-    Args:
-        first: The number of the first variant of the sample.
-        weights: How probable each variant of the sample is.
-        key: The key; None is the first variant.
+    """Return the number of the variant that a key chooses by the variants' weights,
+    from the first one's number on; None is the first.
     """
     if key is None or len(weights) == 1:
         return first

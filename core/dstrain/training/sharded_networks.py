@@ -39,9 +39,8 @@ class Division:
     """
 
     def __init__(self, sharding: Sharding, device: torch.device) -> None:
-        """Arrange the processes, which have met.
-
-        Raises UsageError for machines with different numbers of processes.
+        """Arrange the processes, which have met; raises UsageError for machines with
+        different numbers of processes.
         """
         self._sharding = sharding
         self._device = device
@@ -52,9 +51,8 @@ class Division:
 
     def keep_rows(self, network: nn.Module, name: str, stored: Tensor) -> Tensor:
         """Keep this process's rows of a weight that is stored; until `divide`, the
-        network's parameter has a shape and no numbers.
-
-        Raises UsageError, at its first weight, for a network that cannot be sharded.
+        network's parameter has a shape and no numbers. Raises UsageError for a network
+        that cannot be sharded.
         """
         if network not in self._checked:
             self._checked.add(network)
@@ -73,9 +71,8 @@ class Division:
 
     def divide(self, module: TrainingModule) -> None:
         """Shard the trained networks that a step uses, block by block; parameters that
-        were looked up before are no longer theirs.
-
-        Raises UsageError for weights in training that are not fp32.
+        were looked up before are no longer theirs. Raises UsageError for weights that
+        are not fp32.
         """
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
@@ -135,9 +132,8 @@ def refuse_single_numbers(network: nn.Module) -> None:
 
 
 def _mesh(sharding: Sharding, device: torch.device) -> DeviceMesh:
-    """Return the processes as a line, or for hybrid as one line for each machine.
-
-    Raises UsageError for machines with different numbers of processes.
+    """Return the processes as a line, or for hybrid as one line for each machine;
+    raises UsageError for machines with different numbers of processes.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -169,10 +165,9 @@ def _give_up(part: Any, args: Any, output: Any) -> None:
 
 @contextmanager
 def keeping_gradients(module: TrainingModule) -> Iterator[None]:
-    """Inside, gradients of LoRA layers add up in each process, as in DDP's `no_sync`.
-
-    Those of networks that are trained in full are exchanged each time: whole, they need
-    as much memory as all the weights.
+    """Inside, gradients of LoRA layers add up in each process, as in DDP's `no_sync`;
+    those of full networks are exchanged each time, since whole they need too much
+    memory.
     """
     from torch.distributed.fsdp import FSDPModule
 

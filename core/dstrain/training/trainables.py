@@ -43,9 +43,8 @@ class TrainableModules:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return 'component.name' -> trained parameter, in a fixed order.
-
-        They are looked up each time: sharding puts others in their places.
+        """Return 'component.name' -> trained parameter, in a fixed order; looked up
+        each time, since sharding puts others in their places.
         """
         return {
             name: getattr(module, own) for name, (module, own) in self.places.items()
@@ -61,9 +60,8 @@ def trainables_of(
     trainable_models: str | None, options: LoraOptions, family: ModelFamily
 ) -> Trainables:
     """Return what the flags ask to train; by default LoRA on the family's component.
-
-    Raises UsageError where a family has no default targets for a component, and for a
-    type of layers that is not installed.
+    Raises UsageError for a component without default targets, and a type that is not
+    installed.
     """
     full = split_commas(trainable_models)
     component = options.lora_base_model or ("" if full else family.default_trainable)
@@ -127,10 +125,8 @@ def prepare_trainables(
     pipeline: Pipeline, trainables: Trainables, dtype: torch.dtype = torch.float32
 ) -> TrainableModules:
     """Freeze every component except what is trained: that is of the dtype, and alone in
-    training mode.
-
-    Raises UsageError for a name that is not a loaded network or part of one, and if
-    there is nothing to train.
+    training mode. Raises UsageError for a name that is no loaded network or part of
+    one, and for nothing to train.
     """
     for component in pipeline.components.values():
         if isinstance(component, nn.Module):

@@ -17,11 +17,9 @@ NOT_GIVEN = ("self", "params")
 
 
 def parse_arguments(words: Sequence[str]) -> dict[str, Any]:
-    """Parse `name=value` words; values are Python literals, and text that is none stands
-    for itself.
-
-    Raises UsageError for a word without a name, and for a name that is given twice or
-    has a flag of its own.
+    """Parse `name=value` words; values are Python literals, and text that is none
+    stands for itself. Raises UsageError for a word without a name, and for a name that
+    is given twice or has a flag of its own.
     """
     arguments: dict[str, Any] = {}
     for word in words:
@@ -48,10 +46,9 @@ def _literal(text: str) -> Any:
 
 
 def parameters_of(optimizer: type) -> dict[str, Any]:
-    """Return the arguments of an optimizer's constructor with their defaults, without
-    the parameters to optimize; `inspect.Parameter.empty` stands for none.
-
-    Where it passes others on to its base class, those of the base class are among them.
+    """Return the arguments of an optimizer's constructor with their defaults, those of
+    its base class included where it passes others on; `inspect.Parameter.empty` stands
+    for none, and the parameters to optimize are left out.
     """
     found: dict[str, Any] = {}
     for cls in optimizer.__mro__:
@@ -74,15 +71,9 @@ def parameters_of(optimizer: type) -> dict[str, Any]:
 def check_arguments(
     where: str, arguments: Mapping[str, Any], known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return arguments in the kinds of their defaults.
-
-    Raises UsageError for an unknown argument, naming the nearest, and for a value that
+    """Return arguments of --optimizer_args in the kinds of their defaults, the `known`;
+    raises UsageError for an unknown one, naming the nearest, and for a value that
     cannot stand for the default.
-
-    Args:
-        where: The optimizer, in words.
-        arguments: Those of --optimizer_args.
-        known: Arguments of the constructor and their defaults.
     """
     checked = {}
     for name, value in arguments.items():

@@ -20,10 +20,9 @@ RATE = "--learning_rate"
 def build_optimizer(
     choice: OptimizerChoice, parameters: Mapping[str, nn.Parameter]
 ) -> Optimizer:
-    """Build an optimizer of these parameters, 'component.name' -> parameter.
-
-    Raises UsageError for tensors that it cannot optimize, and for learning rates that do
-    not fit the parameters.
+    """Build an optimizer of these parameters, 'component.name' -> parameter; raises
+    UsageError for tensors that it cannot optimize, and for learning rates that do not
+    fit them.
     """
     if not choice.rounds:
         return _build(choice, parameters)
@@ -55,10 +54,9 @@ def _build(
 
 
 def _keep_layout(optimizer: Optimizer, *_: object) -> None:
-    """Lay the matrices of the state out row by row, as they are read back from a file.
-
-    SOAP's are column by column after a decomposition, and products with these are
-    rounded otherwise: a resumed run would differ.
+    """Lay the matrices of the state out row by row, as they are read back: SOAP's are
+    column by column, whose products are rounded otherwise, and a resumed run would
+    differ.
     """
     own = [one for group in optimizer.param_groups for one in group["params"]]
     for parameter in own:
@@ -75,9 +73,8 @@ def _keep_layout(optimizer: Optimizer, *_: object) -> None:
 
 
 def effective_rate(optimizer: Optimizer) -> float:
-    """Return the learning rate of the first parameters' next step.
-
-    Prodigy and the like multiply it by an estimate of their own.
+    """Return the learning rate of the first parameters' next step, with Prodigy's own
+    factor.
     """
     group = optimizer.param_groups[0]
     estimate = group.get(ESTIMATE, 1.0)
@@ -89,14 +86,10 @@ def check_names(
     components: Sequence[str],
     aliases: Mapping[str, Sequence[str]],
 ) -> LearningRates:
-    """Return the rates by the names of trained components.
+    """Return the rates by the names of trained components; `aliases` have others for
+    several.
 
     Raises UsageError for a name of none of these, and for a component without a rate.
-
-    Args:
-        rates: As they are given.
-        components: The trained components.
-        aliases: Another name -> the components that it stands for.
     """
     by_name: dict[str, float] = {}
     for name, rate in rates.by_name.items():
@@ -125,17 +118,15 @@ def check_names(
 def parameter_groups(
     parameters: Mapping[str, nn.Parameter], rates: LearningRates, b_ratio: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Return the groups of an optimizer, one for each learning rate, in the order of the
-    parameters; a single one is without a rate of its own.
+    """Return the groups of an optimizer, one for each learning rate, in the order of
+    the parameters, 'component.name' -> parameter; a single one is without a rate of its
+    own.
 
     Raises UsageError for a name that fits no parameter, and for parameters that no name
     fits.
 
-    Args:
-        parameters: 'component.name' -> trained parameter.
-        rates: Learning rates by the names of components and parts of them.
-        b_ratio: Factor of the learning rate of LoRA's B matrices (Hayou et al. 2024,
-            "LoRA+: efficient low rank adaptation of large models").
+    b_ratio: Factor of the learning rate of LoRA's B matrices (Hayou et al. 2024,
+    "LoRA+: efficient low rank adaptation of large models").
     """
     for name in rates.by_name:
         if not any(f"{one}.".startswith(f"{name}.") for one in parameters):

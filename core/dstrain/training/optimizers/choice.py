@@ -60,10 +60,8 @@ class OptimizerChoice:
 
 
 def choose_optimizer(options: OptimizerOptions) -> OptimizerChoice:
-    """Return the optimizer that the options ask for.
-
-    Raises UsageError for one that is unknown, not installed or of no use here, and for
-    arguments that it does not take.
+    """Return the optimizer that the options ask for; raises UsageError for one that is
+    unknown, not installed or of no use here, and for arguments that it does not take.
     """
     if "." in options.lr_scheduler:
         schedule_at(options.lr_scheduler)  # refused before models load
@@ -122,10 +120,8 @@ def _default() -> tuple[type, dict[str, Any]]:
 
 
 def _identity(kind: type, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the class and its arguments with the defaults that are not given, except
-    those that have a flag.
-
-    Paged optimizers have the state of the others, and move it between devices.
+    """Return the class, and its arguments and defaults except those that have a flag.
+    Paged optimizers have the state of the others.
     """
     bound = {
         name: repr(arguments.get(name, default))

@@ -58,10 +58,8 @@ OPTIMIZERS: Mapping[str, NamedOptimizer] = MappingProxyType(
 
 
 def named(name: str) -> NamedOptimizer:
-    """Return the optimizer of a short name, or of a dotted path.
-
-    Of a path that has a short name, the class's own defaults hold, and the learning rate
-    of the name.
+    """Return the optimizer of a short name, or of a dotted path; a path that has a
+    short name has its learning rate, and the class's own defaults.
     """
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]

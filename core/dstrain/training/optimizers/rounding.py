@@ -54,12 +54,9 @@ class StochasticRounding(Optimizer):
         parameters: Mapping[nn.Parameter, nn.Parameter],
         exact: bool = False,
     ) -> None:
-        """Take an optimizer before its first step.
-
-        Args:
-            inner: The optimizer.
-            parameters: Each parameter that it has, made by `stand_in` -> the trained one.
-            exact: Whether trained parameters are fp32, and need no rounding.
+        """Take an optimizer before its first step, with each parameter that it has,
+        made by `stand_in` -> the trained one; `exact` ones are fp32, and need no
+        rounding.
         """
         # Groups, state and defaults are those of the other.
         self.inner = inner
@@ -89,9 +86,8 @@ class StochasticRounding(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Make a step with each parameter that has a gradient; gradients are used up.
-
-        The chances come from torch's global generator, in the order of the parameters.
+        """Make a step with each parameter that has a gradient, in order; gradients are
+        used up.
         """
         if closure is not None:
             raise NotImplementedError("a closure would see weights in two precisions")

@@ -31,12 +31,9 @@ def schedule_at(path: str) -> Schedule:
 def build_lr_scheduler(
     options: OptimizerOptions, optimizer: Optimizer, total_steps: int
 ) -> LambdaLR:
-    """Build the schedule of --lr_scheduler, which multiplies every learning rate.
-
-    All but `rex`, and those that are named by a path, are those of
-    `transformers.get_scheduler`, whose import takes seconds.
-    `rex` is that of Chen et al. 2021, "REX: revisiting budgeted training with an improved
-    schedule".
+    """Build the schedule of --lr_scheduler, which multiplies every learning rate: by
+    `transformers.get_scheduler`, by a path, or `rex` (Chen et al. 2021, "REX:
+    revisiting budgeted training with an improved schedule").
     """
     schedule = options.lr_scheduler
     warmup_steps = options.lr_warmup_steps

@@ -28,17 +28,11 @@ def try_optimizer(
     arguments: Mapping[str, Any],
     factors: Sequence[float] = (1.0,),
 ) -> dict[str, Any]:
-    """Make a step on a matrix for each learning rate, in terms of the one given; return
-    the `state_dict()` of the optimizer after it.
+    """Make a step on a matrix for each learning rate, as `factors` of the one given;
+    return the `state_dict()` of the optimizer after it.
 
-    Raises UsageError for an optimizer that cannot make one.
-
-    Args:
-        flag: The flag that errors name.
-        name: The optimizer as it was asked for.
-        kind: The optimizer.
-        arguments: All that it is called with.
-        factors: Learning rates of several groups, in terms of the one given.
+    Raises UsageError, naming the flag and the optimizer, for one that cannot make a
+    step.
     """
     parameters = [nn.Parameter(torch.ones(SIDE, SIDE)) for _ in factors]
     for parameter in parameters:
@@ -99,9 +93,8 @@ def steps_apart(kind: Callable[..., Optimizer], arguments: Mapping[str, Any]) ->
 def construct(
     kind: Callable[..., Optimizer], parameters: Any, arguments: Mapping[str, Any]
 ) -> Optimizer:
-    """Call an optimizer with parameters, or groups of these, and arguments.
-
-    Some print what they were called with, where results of commands belong.
+    """Call an optimizer with parameters, or groups of these, and arguments; what it
+    prints does not go where results of commands belong.
     """
     with redirect_stdout(StringIO()):
         return kind(parameters, **arguments)
