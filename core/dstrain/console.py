@@ -50,10 +50,8 @@ def is_main_process() -> bool:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of a module, whose records hold no secrets.
-
-    Every logger of dstrain gets the filter, since a filter of a parent does not see the
-    records of its children; handlers of any program then see redacted text.
+    """Return the logger of a module, whose records hold no secrets: each has the
+    filter, since a parent's does not see its children's records.
     """
     logger = logging.getLogger(name)
     logger.addFilter(RECORD_FILTER)
@@ -212,9 +210,8 @@ class LogFile(logging.FileHandler):
 
 @contextmanager
 def logging_to_file() -> Iterator[Callable[[Path], None]]:
-    """Yield a function that opens a log file, to which earlier lines are written too.
-
-    An error that ends the block is logged there; showing it is for the caller.
+    """Yield a function that opens a log file, to which earlier lines are written too;
+    an error that ends the block is logged there as well.
     """
     from logging.handlers import MemoryHandler  # slow, and --help needs none of it
 
@@ -347,9 +344,8 @@ def _word_of_windows(word: str) -> str:
 
 
 def number_of(number: int | str, noun: str, plural: str = "") -> str:
-    """Return a number, or one as it is written, with its noun: '1 row', '1,500 rows'.
-
-    plural: The noun's plural where it is not the noun with an 's'.
+    """Return a number, or one as it is written, with its noun, whose plural may not be
+    one with 's': '1 row', '1,500 rows'.
     """
     if isinstance(number, int):
         number = f"{number:,}"
@@ -381,10 +377,8 @@ _LOCK = _Lock()
 
 
 def _tqdm() -> Any:
-    """Return tqdm, its lock one of this process alone.
-
-    Its own is shared with the processes that are forked later. One that is killed while
-    it writes a line (a loader's, say) would hold it for ever, and block the others.
+    """Return tqdm with a lock of this process alone: its own is shared with forked
+    processes, and one that is killed while it writes a line would hold it for ever.
     """
     # Late: it would be a sixth of the time of --help.
     if in_notebook():
@@ -497,9 +491,8 @@ def secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the text with '***' in place of every secret in it.
-
-    Secrets are the values of variables named like one, and texts of known forms.
+    """Return the text with '***' in place of every secret in it: values of variables
+    named like one, and texts of known forms.
     """
     written = set()
     for value in secrets(environment):
@@ -517,9 +510,8 @@ URL = re.compile(r"(\s*[A-Za-z][A-Za-z0-9+.-]*://)([^?#]*)([?#]?)(.*)", re.DOTAL
 
 
 def shown(name: str) -> str:
-    """Return a name as it may be logged: of a URL, only what cannot hold a secret.
-
-    User and password, query and fragment of a URL are replaced by '***'.
+    """Return a name as it may be logged: '***' stands for user and password, query and
+    fragment of a URL.
     """
     found = URL.fullmatch(name)
     if found is None:

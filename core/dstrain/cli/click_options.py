@@ -180,9 +180,8 @@ def model_options() -> tuple[click.Option, ...]:
 
 
 def as_option(flag: Flag) -> click.Option:
-    """Return the click option for a field.
-
-    Choices and bounds are left to `config.validation.validate`, which scripts go through, too.
+    """Return the click option for a field; `config.validation.validate` checks choices
+    and bounds.
     """
     settings: dict[str, Any] = {"group": flag.group, "help": flag.help}
     settings["common"] = flag.common

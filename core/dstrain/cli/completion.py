@@ -17,9 +17,8 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem[
 
 
 def answer(group: click.Group, instruction: str) -> int:
-    """Print what a shell asked for by `VARIABLE`: its script, or completions.
-
-    Nothing else is printed, whatever fails: it would stand in the middle of what is typed.
+    """Print what a shell asked for by `VARIABLE`: its script, or completions, and
+    nothing else, whatever fails: it would stand in the middle of what is typed.
     """
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stderr(nowhere):
         try:

@@ -62,13 +62,8 @@ class FamilyCommand(Command):
         body: Callable[..., None],
         extra: Sequence[click.Option] = (),
     ) -> None:
-        """Make a command whose help is the body's docstring.
-
-        Args:
-            name: The word that stands for the command.
-            config: The configuration whose fields are options.
-            body: What is called with the configuration and the values of `extra`.
-            extra: Options that are not in the configuration.
+        """Make a command whose help is the body's docstring: it is called with the
+        configuration, whose fields are options, and the values of the `extra` options.
         """
         file = GroupedOption(
             "--config",
@@ -277,9 +272,8 @@ class FamilyCommand(Command):
     def format_options(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        """Write the options group by group; the family's follow the model's.
-
-        -h shows the common ones alone, under fewer headings.
+        """Write the options group by group; the family's follow the model's. -h shows
+        the common ones alone, under fewer headings.
         """
         is_brief = BRIEF in ctx.meta
         family: ModelFamily | None = ctx.meta.get(FAMILY)

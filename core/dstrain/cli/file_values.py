@@ -52,9 +52,8 @@ def is_true(text: str) -> bool:
 
 
 def for_toy(values: Mapping[str, Any], family: ModelFamily) -> dict[str, Any]:
-    """Return options of a file or recipe as a toy of a family has them.
-
-    A toy builds its own model files, and is too small for some values.
+    """Return options of a file or recipe as a toy has them: it builds its own model
+    files, and is too small for some values.
     """
     parts = [one.name for one in family.options if one.component and not one.field]
     left = {

@@ -58,12 +58,8 @@ class Finding:
 def inspect_all(
     disabled_plugins: Collection[str] = (), groups: Sequence[str] = (GROUP, HOOK_GROUP)
 ) -> list[Finding]:
-    """Import every plugin in a process of its own, so that a broken one harms nothing
-    else.
-
-    Args:
-        disabled_plugins: Names of plugins, or of distributions, to leave out.
-        groups: The groups of entry points whose plugins are meant.
+    """Import every plugin of these groups of entry points, without the disabled ones,
+    each in a process of its own, so that a broken one harms nothing else.
     """
     findings: list[Finding] = []
     # Starting a process takes longer than what it does.

@@ -29,10 +29,8 @@ def converted(
     default: Accepted,
     **details: Any,
 ) -> Kept:
-    """Return a dataclass field that is an option, which converts what it is given.
-
-    It is not a `ConvertedField`, which converts as it is set: what is of a wrong type stays
-    until the configuration is checked, and the command line reads the field's metadata.
+    """Return a dataclass field that is an option, which converts what it is given: not
+    as it is set, so what is of a wrong type stays until the configuration is checked.
 
     Type checkers that know converters let the constructor take what `converter` does;
     mypy does not, and requires the kept type.
@@ -60,10 +58,8 @@ def required(
     field_specifiers=(converted, required, dataclasses.field),
 )
 def options(cls: type[T]) -> type[T]:
-    """Make a class of options a frozen dataclass with keyword arguments; for a name that
-    is no option, its error suggests the nearest one.
-
-    Of a configuration (a class with `plugin_options`), options of plugins are keywords, too.
+    """Make a class of options a frozen dataclass with keyword arguments, of a
+    configuration also those of plugins; an error for another name suggests the nearest.
     """
     made = dataclass(frozen=True, kw_only=True)(cls)
     names = {one.name for one in dataclasses.fields(cast(Any, made))}
@@ -90,10 +86,8 @@ def options(cls: type[T]) -> type[T]:
 
 
 def convert(config: Any) -> None:
-    """Replace what a script gave for the options of a configuration by what they keep.
-
-    What is of a wrong type stays, and is refused where the configuration is checked.
-    Raises UsageError for text that cannot be parsed.
+    """Replace what a script gave for the options of a configuration by what they keep;
+    what is of a wrong type stays. Raises UsageError for text that cannot be parsed.
     """
     of_plugins = plugin_flags(type(config)) if config.plugin_options else {}
     values = {}
@@ -112,10 +106,8 @@ def convert(config: Any) -> None:
 
 
 def as_keywords(message: str, config: type) -> list[str]:
-    """Return how a script gives the options that a message names as flags, but for those
-    in a whole command.
-
-    config: The class of options.
+    """Return how a script gives the options of a class that a message names as flags,
+    but for those in a whole command.
     """
     known = flags_by_name(config)
     found: dict[str, None] = {}

@@ -93,9 +93,8 @@ def check_masks(config: TrainConfig, needs_masks: bool) -> None:
 
 
 def check_places(config: TrainConfig) -> None:
-    """Refuse a run that does not know what to read, or where to write.
-
-    Without --feature_cache the cache is stage 1's output and stage 2's dataset.
+    """Refuse a run that does not know what to read, or where to write: without
+    --feature_cache the cache is stage 1's output and stage 2's dataset.
     """
     for name, meaning, stage in (
         ("dataset_base_path", "the dataset folder", "train"),

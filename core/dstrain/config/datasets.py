@@ -54,7 +54,6 @@ class DatasetOptions:
 
 def datasets_of(config: TrainConfig, first: int = 1) -> tuple[DatasetOptions, ...]:
     """Return the datasets of a run: that of --dataset_base_path, then each --dataset.
-
     Raises UsageError that names the dataset, the first by this number, and the option.
     """
     alone = replace(config, dataset=())

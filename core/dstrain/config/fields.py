@@ -126,9 +126,8 @@ class Flag:
 
 
 def option(group: str, help: str, default: Any = None, **details: Any) -> Any:
-    """Return a dataclass field that is an option with a default.
-
-    details: Fields of `Flag`, such as `affects` and `minimum`.
+    """Return a dataclass field that is an option with a default; `details` are of
+    `Flag`.
     """
     metadata = {"group": group, "help": help, **details}
     return dataclasses.field(default=default, metadata=metadata)

@@ -79,9 +79,8 @@ def parse_preset(text: str) -> LoraFile:
     """Parse FILE[:SCALE][@alpha=ALPHA][@skip_missing][@training_only], in which a
     component may still stand before the file (`LoraFile.of`).
 
-    What follows the last colon is a scale only if it is a finite number. Nothing before
-    a file that begins with `./` is a component: `./dit=a` is the file `dit=a` here. Raises
-    UsageError for an option that is given twice, or an alpha that is none.
+    A scale is a finite number after the last colon; `./dit=a` is the file `dit=a` here.
+    Raises UsageError for an option that is given twice, or an alpha that is none.
     """
     options: dict[str, Any] = {}
     found = LORA_OPTION.search(text)

@@ -55,13 +55,10 @@ class LearningRates:
 
 
 def parse_learning_rates(value: float | str | None, default: float) -> LearningRates:
-    """Parse `1e-4`, `dit=1e-4,text_encoder=1e-5` or `1e-4,text_encoder=1e-5`.
+    """Parse `1e-4`, `dit=1e-4,text_encoder=1e-5` or `1e-4,text_encoder=1e-5`; None is
+    the default.
 
     Raises UsageError for anything else, and for a name that is given twice.
-
-    Args:
-        value: The option's value.
-        default: The learning rate where the option is not given.
     """
     if value is None:
         return LearningRates(default)
@@ -69,10 +66,8 @@ def parse_learning_rates(value: float | str | None, default: float) -> LearningR
 
 
 def parse_ranks(value: int | str) -> tuple[int | None, dict[str, int]]:
-    """Parse `16`, `attn=32,ff=8` or `16,ff=8`: return the rank of layers that no pattern
-    matches, None if it is not given, and those by pattern.
-
-    Raises UsageError for anything else.
+    """Parse `16`, `attn=32,ff=8` or `16,ff=8`: return the rank of layers that no
+    pattern matches, or None, and those by pattern. Raises UsageError for anything else.
     """
     return _by_name(RANK, value, "PATTERN")
 
@@ -83,9 +78,8 @@ def parse_alphas(value: float | str | None) -> tuple[float | None, dict[str, flo
 
 
 def _by_name(flag: Flag, value: float | str, kind: str) -> tuple[Any, dict[str, Any]]:
-    """Return the number without a name, None if it is not given, and name -> number.
-
-    kind: What the names are, in messages: 'PATTERN'.
+    """Return the number without a name, None if it is not given, and name -> number;
+    `kind` is what the names are, in messages.
     """
     where = f"--{flag.name}"
     others = None

@@ -60,9 +60,8 @@ class Record:
 
 
 def records(disabled_plugins: Collection[str] = ()) -> tuple[Record, ...]:
-    """Return the records of options of plugins, by name of the plugin.
-
-    disabled_plugins: Names of plugins, or of distributions, to leave out.
+    """Return the records of options of plugins, by name, without disabled plugins or
+    distributions.
     """
     found, _ = read_records(installed(group=OPTIONS_GROUP), tuple(sys.path))
     disabled = set(disabled_plugins)

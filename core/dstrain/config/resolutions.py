@@ -5,7 +5,6 @@ from dstrain.errors import UsageError
 
 def parse_resolutions(text: str | None) -> tuple[int, ...]:
     """Return the sides in pixels that a value such as 512,768 names; () for None.
-
     Raises UsageError for what is none, and for one that is named twice.
     """
     if text is None:
@@ -15,9 +14,7 @@ def parse_resolutions(text: str | None) -> tuple[int, ...]:
 
 def parse_frames(value: int | str) -> tuple[int, ...]:
     """Return the numbers of frames that a value such as 81 or 17,33,49 names, the least
-    first.
-
-    Raises UsageError for what is none, and for one that is named twice.
+    first; raises UsageError as `parse_resolutions` does.
     """
     return tuple(sorted(_several("--num_frames", str(value), "frames, such as 81")))
 

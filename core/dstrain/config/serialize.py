@@ -45,14 +45,11 @@ def as_flags(config: ModelChoice) -> dict[str, Any]:
 
 
 def assignment(option: str, value: Any, known: Mapping[str, Flag]) -> str:
-    """Return an option with its value as a line of TOML that `--config` reads.
+    """Return an option with its value, or a list of several, as a line of TOML that
+    `--config` reads; `known` are the command's options, which a family's own need not
+    be among.
 
     A number, and `true` of a switch, may be given as text, as on a command line.
-
-    Args:
-        option: Its name.
-        value: One value, or a list of several.
-        known: The options of the command by name; a family's own need not be in it.
     """
     flag = known.get(option)
     if isinstance(value, list | tuple):
@@ -76,10 +73,8 @@ def _literal(value: Any, flag: Flag | None) -> str:
 def write_resolved(
     path: Path, config: ModelChoice, versions: Mapping[str, str]
 ) -> None:
-    """Write a configuration and the versions of the libraries as JSON.
-
-    Options of one start are left out, so that a written configuration neither resumes
-    nor deletes a run. Raises SystemFault.
+    """Write a configuration and the versions of the libraries as JSON, without the
+    options of one start, which would resume or delete a run. Raises SystemFault.
     """
     written = {**as_flags(config), "versions": versions}
     for name in options_affecting("start"):

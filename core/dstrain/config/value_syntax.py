@@ -28,9 +28,8 @@ def split_commas(text: str | None) -> tuple[str, ...]:
 
 
 def parse_model_paths(text: str | None) -> tuple[tuple[str, ...], ...]:
-    """Parse `--model_paths` into one tuple of files per entry of the JSON list.
-
-    Raises UsageError for anything else.
+    """Parse `--model_paths` into one tuple of files per entry of the JSON list; raises
+    UsageError for anything else.
     """
     flag = "--model_paths"
     try:
@@ -53,12 +52,11 @@ def parse_model_paths(text: str | None) -> tuple[tuple[str, ...], ...]:
 
 
 def parse_origins(text: str | None) -> tuple[tuple[str, str, str], ...]:
-    """Parse `--model_id_with_origin_paths`: ID:PATTERN or ID@REVISION:PATTERN, ...
+    """Parse `--model_id_with_origin_paths`, ID:PATTERN or ID@REVISION:PATTERN, ...,
+    into (id, pattern, revision), '' for the hub's default; one part's revision holds
+    for all of its id.
 
-    Returns (id, pattern, revision) of each part, with '' for the hub's default revision.
-
-    A revision that one part gives holds for all parts of its id. Raises UsageError for
-    a malformed part, and for two revisions of an id.
+    Raises UsageError for a malformed part, and for two revisions of an id.
     """
     flag = "--model_id_with_origin_paths"
     found: list[tuple[str, str]] = []

@@ -29,10 +29,8 @@ def refuse_unknown(name: str) -> None:
 
 
 def load_family(name: str, disabled_plugins: Collection[str] = ()) -> ModelFamily:
-    """Import the record of a family, and of no other.
-
-    Raises UsageError if no distribution provides the family, or several do, or if what
-    it provides is not a usable record.
+    """Import the record of a family, and of no other; raises UsageError if no
+    distribution provides it, or several do, or if the record is not usable.
     """
     plugins = installed(disabled_plugins)
     for plugin in plugins:
@@ -49,11 +47,8 @@ def load_family(name: str, disabled_plugins: Collection[str] = ()) -> ModelFamil
 def usable_families(
     disabled_plugins: Collection[str] = (), names: Collection[str] | None = None
 ) -> tuple[list[ModelFamily], list[str]]:
-    """Import the record of every family; return also why others cannot be used.
-
-    Args:
-        disabled_plugins: Names of plugins, or of distributions, to leave out.
-        names: The families to import; None for all.
+    """Import the records of these families, by default all, without disabled plugins;
+    return also why others cannot be used.
     """
     families, broken = [], []
     for name in dict.fromkeys(plugin.name for plugin in installed(disabled_plugins)):
@@ -77,9 +72,8 @@ def _no_such(kind: str, name: str, known: Collection[str]) -> str:
 
 
 def variant_of(family: ModelFamily, name: str | None) -> str:
-    """Return the variant of this name, or the family's first one for None.
-
-    Raises UsageError for a variant that the family does not have.
+    """Return the variant of this name, or the family's first one for None; raises
+    UsageError for a variant that the family does not have.
     """
     if name is None:
         return family.variants[0]

@@ -80,11 +80,9 @@ class Extensions:
     def answers(
         self, hook: str, kind: type[T], needed: bool = False, **given: Any
     ) -> list[tuple[Installed, T]]:
-        """Return what plugins answer, each with its plugin. One that fails is named in the
-        log and left out; one that raises a DstrainError refuses the run.
-
-        needed: Whether one that fails is a UsageError, since without it the run would be
-            another one.
+        """Return what plugins answer, each with its plugin. One that raises a
+        DstrainError refuses the run, and if the answer is `needed`, any other error
+        does; else one that fails is named in the log and left out.
         """
         found = []
         for plugin in self.managers:
@@ -103,14 +101,9 @@ class Extensions:
     def offered(
         self, hook: str, kind: type[Any], own: Collection[str], **given: Any
     ) -> dict[str, Any]:
-        """Return what plugins offer by a hook, by name; what cannot be used is added to
-        `broken`.
-
-        Args:
-            hook: A hook that returns things with a name.
-            kind: The type of these things.
-            own: Names of dstrain's own, which plugins cannot use.
-            given: What the hook is called with.
+        """Return what plugins offer by a hook that returns things of a kind with a
+        name, by name; what cannot be used, such as one of dstrain's own names, is added
+        to `broken`.
         """
         offers: dict[str, Any] = {}
         owners: dict[str, Installed] = {}
@@ -159,10 +152,8 @@ class Extensions:
         return Keepers.checked((plugin.where, one) for plugin, one in found)
 
     def updater(self, options: Any) -> tuple[Installed, Any] | None:
-        """Return the plugin that updates weights in a way of its own, and its updater.
-
-        Raises UsageError for two of them, and naming one that raised: without it, the run
-        would be another one.
+        """Return the plugin that updates weights in a way of its own, and its updater;
+        raises UsageError for two of them, and naming one that raised.
         """
         found: list[tuple[Installed, Any]] = []
         for plugin, manager in self.managers.items():

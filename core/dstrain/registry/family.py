@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a family's own, `--NAME`.
-
-    Without `component`, `field` and `saves` it changes the variant's constant of its
-    name.
+    """An option of a family's own, `--NAME`; without `component`, `field` and `saves`
+    it changes the variant's constant of its name.
     """
 
     name: str

@@ -114,10 +114,9 @@ class Hooks:
 
     @hookspec
     def dstrain_observers(self, run: Any) -> Sequence[Any]:
-        """Return observers of a run, of type `dstrain.plugin.Observer`; `run` is what they
-        will see of it, a `dstrain.plugin.WatchedRun`, with all its networks in place.
-
-        A DstrainError refuses the run.
+        """Return observers of a run, of type `dstrain.plugin.Observer`; `run` is what
+        they will see of it, a `dstrain.plugin.WatchedRun`, with all networks. A
+        DstrainError refuses the run.
         """
         raise NotImplementedError
 

@@ -14,10 +14,8 @@ COMMAND = "dstrain plugins new"
 def write_plugin(
     name: str, folder: Path, disabled_plugins: Collection[str] = ()
 ) -> None:
-    """Write the package of a family to a new folder.
-
-    Raises UsageError for a name that no package can have, or that an installed family
-    has, and for a folder that exists.
+    """Write the package of a family to a new folder; raises UsageError for a name that
+    no package can have, or an installed family has, and for a folder that exists.
     """
     words = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
     if not re.fullmatch(words, name) or keyword.iskeyword(name):

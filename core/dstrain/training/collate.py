@@ -23,9 +23,9 @@ def collate(
     Raises UsageError for values that cannot be joined and are not equal in all samples.
 
     Args:
-    samples: The values of each sample.
-    padded: Value name -> axis that is padded with zeros to the longest of this batch.
-    listed: Names of values that become a list of what each sample has.
+        samples: The values of each sample.
+        padded: Value name -> axis padded with zeros to the longest of this batch.
+        listed: Names of values that become a list of what each sample has.
     """
     batch: dict[str, Any] = {}
     for name in samples[0]:

@@ -35,8 +35,7 @@ class TaskChoice:
     @property
     def stage(self) -> str:
         """Return 'data_process', 'train', or '' for a command that names no stage: it
-        runs both one after the other if it has a feature cache, else a run that is not
-        split.
+        runs both one after the other, with a feature cache, or a run that is not split.
         """
         return self.task.partition(":")[2]
 
@@ -113,10 +112,8 @@ def options_affecting(*effects: Effect) -> tuple[str, ...]:
 
 def recorded_values(config: TrainConfig, *effects: Effect) -> dict[str, Any]:
     """Return the values of the options that have one of these effects, by name, as runs
-    and caches record and compare them.
-
-    What was recorded before there was an option that is `if_given`, or a plugin with
-    options, stays the same.
+    and caches record and compare them: an `if_given` one or a plugin's only where it is
+    not at its default, so that older records stay the same.
     """
     values = {}
     of_plugins = plugin_flags(TrainConfig)
