@@ -12,7 +12,14 @@ from dstrain.errors import UsageError, nearest
 from dstrain.graph.experts import ExpertSchedule
 from dstrain.graph.frozen import ConvertedField, freeze
 from dstrain.graph.function_spec import CONTEXT, FunctionSpec, component_of
-from dstrain.graph.inputs import Column, Constant, Input, Measured, with_measured
+from dstrain.graph.inputs import (
+    Column,
+    Constant,
+    InferenceOnly,
+    Input,
+    Measured,
+    with_measured,
+)
 from dstrain.graph.noise_schedule import FlowMatchSchedule, constrain_nothing
 from dstrain.graph.task import Task
 from dstrain.graph.unit import Unit
@@ -168,6 +175,15 @@ class PipelineSpec:
             for name, source in self.inputs.items()
             if isinstance(source, Constant)
         }
+
+    def inputs_of_rows(self, asked: Collection[str]) -> frozenset[str]:
+        """Return the inputs that rows can have, optional ones if they are asked for."""
+        return frozenset(
+            name
+            for name, source in self.inputs.items()
+            if not isinstance(source, InferenceOnly)
+            and (name in asked or not getattr(source, "optional", False))
+        )
 
     @property
     def reads_videos(self) -> bool:

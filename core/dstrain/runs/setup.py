@@ -22,7 +22,6 @@ from dstrain.distributed import Sharding
 from dstrain.errors import MissingFiles, UsageError, about_dataset
 from dstrain.graph import PipelineSpec, Plan, Task, make_plan
 from dstrain.graph.code_digest import code_of_module, facts_of
-from dstrain.graph.inputs import InferenceOnly
 from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.graph.timestep_sampler import TimestepSampler
 from dstrain.installed import installed
@@ -429,13 +428,7 @@ class Setup:
         """Return every input that a dataset of this variant can have, optional ones if
         asked for.
         """
-        asked = split_commas(self.config.extra_inputs)
-        return frozenset(
-            name
-            for name, source in self.spec.inputs.items()
-            if not isinstance(source, InferenceOnly)
-            and (name in asked or not getattr(source, "optional", False))
-        )
+        return self.spec.inputs_of_rows(split_commas(self.config.extra_inputs))
 
 
 @dataclass(frozen=True)
