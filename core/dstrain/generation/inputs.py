@@ -24,9 +24,7 @@ SAMPLING = ("guidance_scale", "seed", "num_inference_steps", "denoising_strength
 
 
 def flag_values(config: GenerateConfig, names: Iterable[str] = NAMED) -> dict[str, Any]:
-    """Return those of these options that are given: inputs with flags of their own, or
-    `SAMPLING`.
-    """
+    """Return those options that are given: inputs with own flags, or `SAMPLING`."""
     values = {name: getattr(config, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -39,9 +37,7 @@ def flag_for(config: GenerateConfig, name: str) -> str:
 
 @contextmanager
 def naming_flags(config: GenerateConfig) -> Iterator[None]:
-    """Name the flag in a UsageError of the block that is about an argument: the pipeline
-    knows no flags.
-    """
+    """Name the flag in a UsageError about an argument: the pipeline knows no flags."""
     try:
         yield
     except UsageError as error:

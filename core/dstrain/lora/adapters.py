@@ -202,9 +202,7 @@ def _numbers(
     lora_config: LoraConfig,
     aliases: Mapping[str, tuple[str, ...]],
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the ranks and alphas that layers are to have, as peft's settings, and the
-    rank of each.
-    """
+    """Return the layers' ranks and alphas as peft's settings, and the rank of each."""
     found = numbers_of_layers("--lora_rank", layers, lora_config.ranks, aliases)
     ranks = {name: found.get(name, lora_config.rank) for name in layers}
     given = numbers_of_layers("--lora_alpha", layers, lora_config.alphas, aliases)
@@ -219,9 +217,7 @@ def _numbers(
 def _peft_numbers(
     ranks: Mapping[str, int], rank: int, alphas: Mapping[str, float], alpha: float
 ) -> dict[str, Any]:
-    """Return peft's settings for ranks and alphas by layer, most of which are `rank` and
-    `alpha`.
-    """
+    """Return peft's settings for ranks and alphas, mostly `rank` and `alpha`."""
     return {
         "r": rank,
         "lora_alpha": alpha,
@@ -253,9 +249,7 @@ def _lora_modules(module: nn.Module) -> dict[str, Any]:
 
 
 def _add(module: nn.Module, adapter_name: str, configuration: Any) -> None:
-    """Add an adapter of a configuration of peft in fp32 beside the others, all active and
-    frozen.
-    """
+    """Add an adapter of peft in fp32 beside the others, all active and frozen."""
     inject_adapter = import_name("peft", "inject_adapter_in_model")
     cast_adapter = import_name("peft.tuners.tuners_utils", "cast_adapter_dtype")
     with warnings.catch_warnings(), without_optional(), _drawn_in_fp32(module):

@@ -37,9 +37,7 @@ HARMLESS_FIELDS = frozenset(
         "revision",
     }
 )
-"""Fields of a peft configuration that are read here, or that change nothing once the
-weights are loaded.
-"""
+"""Fields of peft's that are read here, or change nothing once weights are loaded."""
 
 
 @dataclass(frozen=True)
@@ -175,14 +173,10 @@ def alphas_of(
         raise UsageError("--alpha", what, "leave it, or @alpha, out")
     if not states and file.alpha is None and not means_rank():
         typed = shell_word(replace(file, alpha="rank").typed)
-        raise StateError(
-            file.path,
-            "has neither `.alpha` keys nor adapter_config.json beside it "
-            f"nor {ADAPTER_HEADER!r} in its header, so rank and alpha are unknown",
-            "a wrong alpha makes its effect many times too strong or too weak, without any error; most programs "
-            "use B A as it is, as if alpha were the rank",
-            f"if it is, say so where the file is named: {typed}",
-        )
+        what = "states no alpha: in `.alpha` keys, in adapter_config.json beside it, or in "
+        what += f"{ADAPTER_HEADER!r} of its header; a wrong one is no error, but another effect"
+        advice = f"most programs take it for the rank: if it is, say so: {typed}"
+        raise StateError(file.path, what, advice)
     if file.alpha is None or file.alpha == "rank":
         return ranks | stated
     return ranks | dict.fromkeys(counted, file.alpha)

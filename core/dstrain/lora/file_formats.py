@@ -1,6 +1,4 @@
-"""Read LoRA files of any format: what a format is, which are known, and which one reads a
-file.
-"""
+"""Read LoRA files of any format: what that is, which are known, which reads one."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -87,9 +85,7 @@ class LoraFormat:
         family: ModelFamily,
         shapes: Shapes,
     ) -> None:
-        """Raise UsageError for layers of a network that cannot be written, before they
-        are trained.
-        """
+        """Raise UsageError, before training, for layers that cannot be written."""
 
     def write(
         self, lora: Lora, family: ModelFamily, shapes: Shapes
@@ -148,9 +144,7 @@ def known_formats() -> dict[str, LoraFormat]:
 
 
 def format_named(name: str, flag: str = "--lora_format") -> LoraFormat:
-    """Return a format by one of its names; raises UsageError for one that is not
-    installed.
-    """
+    """Return a format by one of its names; raises UsageError if it is not installed."""
     known = known_formats()
     for one in known.values():
         if name == one.name or name in one.aliases:
@@ -208,9 +202,7 @@ def asking(one: LoraFormat, path: Path) -> Iterator[None]:
 
 
 def check_lora_file(path: Path) -> None:
-    """Refuse a LoRA file that does not exist, before anything is loaded; raises
-    StateError.
-    """
+    """Raise StateError for a LoRA file that does not exist, before any loading."""
     if not path.is_file():
         raise StateError(path, "no such LoRA file")
 

@@ -34,9 +34,7 @@ class Rows(NamedTuple):
 
 
 KeyTable = Mapping[str, tuple[Rows, ...]]
-"""A layer's name in files -> the network's layers that it is, several where the file
-has them fused.
-"""
+"""A layer's name in files -> the network's layers that it is, several if fused."""
 
 
 class Prefix(NamedTuple):
@@ -84,9 +82,7 @@ def prefix_of(component: str, family: ModelFamily) -> str:
 
 
 def matching_names(patterns: Iterable[str], names: Collection[str]) -> list[str]:
-    """Return the names that match a pattern; '{last}' stands for the highest index
-    found in its place.
-    """
+    """Return names that match a pattern; '{last}' is the highest index there."""
     found: dict[str, None] = {}
     for pattern in patterns:
         before, mark, after = pattern.partition("{last}")

@@ -72,9 +72,7 @@ class LoraConfig:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return what decides the layers, without what earlier versions did not know
-        where that is as it was.
-        """
+        """Return what decides the layers, without later fields that are as ever."""
         found = asdict(self)
         found |= dict(found.pop("settings"))
         for name, earlier in EARLIER.items():
@@ -161,9 +159,7 @@ class LoraLayer:
     """The LoRA of one layer: (alpha / rank) up down."""
 
     down: Tensor
-    """(rank, in), followed by the kernel's axes for a convolution. The `in` of an
-    embedding is its vocabulary.
-    """
+    """(rank, in), then the kernel's axes; an embedding's `in` is its vocabulary."""
     up: Tensor
     """(out, rank)."""
     alpha: float

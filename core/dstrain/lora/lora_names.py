@@ -25,9 +25,7 @@ from dstrain.registry import ModelFamily
 
 @dataclass(frozen=True)
 class LoraSource:
-    """A LoRA file and the networks that it may be for; most fields are arguments of
-    `read_lora`.
-    """
+    """A LoRA file and the networks that it may be for: arguments of `read_lora`."""
 
     file: LoraFile
     tensors: Mapping[str, Tensor]
@@ -68,9 +66,7 @@ class LoraNames:
     """
 
     def prefixes(self, family: ModelFamily) -> list[Prefix]:
-        """Return every known beginning of layer names, the longest first; the last is '',
-        for every component.
-        """
+        """Return known beginnings of layer names, longest first; the last is ''."""
         components: dict[str, list[str]] = {"": []}
         for component in components_of(family).values():
             if not component.is_folder:

@@ -42,9 +42,7 @@ class _Reader:
     groups: Sequence[Group]
 
     def read(self, group: Group) -> Lora | None:
-        """Return the layers of a group by the network's own names; None if it is left
-        out.
-        """
+        """Return a group's layers by the network's names; None if it is left out."""
         source, path = self.source, self.source.path
         if self._is_left_out(group):
             return None
@@ -86,9 +84,7 @@ class _Reader:
         return Lora(component, layers, source.header, merged)
 
     def _is_left_out(self, group: Group) -> bool:
-        """Return whether a group is of another component than is asked for, or than is
-        loaded, and may be.
-        """
+        """Return whether a group's component is not asked for, or not loaded."""
         file = self.source.file
         candidates = group.prefix.components
         which = " or ".join(candidates)

@@ -107,9 +107,7 @@ class LoraType:
 
     @torch.no_grad()
     def hold(self, wrapped: Any, adapter: str, own: Layer, layer: Layer) -> None:
-        """Give the layer of an adapter, which `to_hold` configured, the numbers of
-        another one.
-        """
+        """Give a layer of an adapter from `to_hold` the numbers of another one."""
         self.fill(own, layer)
 
     def shapes_of(self, layer: Layer) -> str:
@@ -123,9 +121,7 @@ class LoraType:
 
 
 def pair_of(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return `down` and `up` of a LoRA layer by peft's names for them; raises ValueError
-    for less, or more.
-    """
+    """Return `down` and `up` by peft's names; raises ValueError for less, or more."""
     found: dict[str, Tensor] = {}
     for name, tensor in parts.items():
         which = re.match(r"lora_(?:embedding_)?([AB])", name)

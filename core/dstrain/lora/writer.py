@@ -176,9 +176,7 @@ def peft_exceptions(numbers: Mapping[str, int], usual: int) -> dict[str, int]:
 
 
 def base_weights(files: Files) -> dict[str, str]:
-    """Return the model id, if there is one, and the digest of the weights that a LoRA
-    is trained on.
-    """
+    """Return the model id, if any, and the digest of the weights under a LoRA."""
     base = {"digest": sample_digest(files.paths)}
     if files.model_id:
         base["model_id"] = files.model_id

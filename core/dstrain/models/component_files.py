@@ -223,9 +223,7 @@ def _parts(
 
 
 def component_at(config: ModelConfig, components: Sequence[Component]) -> str:
-    """Return the component that the files are published as, by their place alone; '' if
-    that does not tell.
-    """
+    """Return the component that the place of files tells; '' if it tells none."""
     path = config.path or ""
     first = Path(path if isinstance(path, str) else path[0])
     for component in components:

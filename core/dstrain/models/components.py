@@ -1,6 +1,4 @@
-"""Components: which files are which, their configuration without weights, and how they
-are loaded.
-"""
+"""Components: which files are theirs, their configuration, and how they are loaded."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,8 +24,7 @@ class Files:
     model_id: str = ""
     """The published model that they are from; '' for local files."""
     prefix: str = ""
-    """The beginning of this component's keys in the files; other keys there are other
-    components'."""
+    """The beginning of its keys in the files; other keys are other components'."""
     checkpoint_format: CheckpointFormat = NATIVE
     """The format of the keys."""
     preset: LoraFile | None = None
@@ -48,9 +45,7 @@ class Files:
 
 
 class Network(Protocol):
-    """How a component is loaded. A network of weights may also have the methods of
-    `DiffusersNetwork`.
-    """
+    """How it is loaded. One of weights may have `DiffusersNetwork`'s methods."""
 
     def load(self, files: Files, configuration: Any, dtype: torch.dtype) -> Any:
         """Return the component that is in these files."""
@@ -79,9 +74,7 @@ class Component:
     default_configs: Mapping[str, Path | Mapping[str, Any]] = field(
         default_factory=dict
     )
-    """Model id -> its config.json or the content of it, for weights that come without
-    one.
-    """
+    """Model id -> its config.json or its content, for weights that come without one."""
     infer: Callable[[Shapes], Mapping[str, Any] | None] | None = None
     """(the network's own names and shapes) -> content of config.json, or None where
     they do not tell it. Without it, one of `default_configs` whose network has them.
@@ -89,9 +82,7 @@ class Component:
     formats: tuple[CheckpointFormat, ...] = ()
     """Other formats of its weights than the network's own."""
     prefixes: tuple[str, ...] = ()
-    """What its names may begin with, where a file holds several components or is made
-    for another program.
-    """
+    """What its names may begin with in files of several or of other programs."""
     as_loaded: tuple[str, ...] = ()
     """Patterns of linear layers that stay so where the others are stored in fewer bytes:
     embedders and final layers, where errors cost most.
@@ -125,23 +116,17 @@ class Component:
         }
 
     def configure(self, content: Mapping[str, Any]) -> Any:
-        """Return the content of a config.json as what functions get as
-        `<name>_config`.
-        """
+        """Return what functions get as `<name>_config` for a config.json."""
         configure = getattr(self.network, "configure", dict)
         return configure(content)
 
     @property
     def is_folder(self) -> bool:
-        """Return whether it is a folder of small files (tokenizer, processor) and has
-        no weights.
-        """
+        """Return whether it is a folder without weights (tokenizer, processor)."""
         return not self.key_patterns
 
     def is_in_folder(self, place: Path) -> bool:
-        """Return whether a folder is one of its folders in published layouts, in any
-        other folder.
-        """
+        """Return whether a folder, wherever it is, is one of its published ones."""
         return any(place.match(folder) for folder in self.folders)
 
     def is_published_as(self, pattern: str) -> bool:
@@ -162,9 +147,7 @@ class Component:
         return accepts is None or bool(accepts(content))
 
     def part_of(self, files: Files, names: list[str]) -> Files | None:
-        """Return this component's part of files with these keys; None if they have
-        none of it.
-        """
+        """Return its part of files with these keys; None if they have none of it."""
         if self.is_folder:
             return None
         for prefix in (*self.prefixes, ""):

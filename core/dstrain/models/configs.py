@@ -102,19 +102,17 @@ def _local_config(
     inferred = infer_config(component, shapes) if shapes else None
     if inferred is not None:
         return inferred
-    raise StateError(
-        files.folder / "config.json" if files else component.name,
-        f"no configuration of {component.name}: there is no config.json for it, the "
-        f"shapes do not determine it, and model id {model_id or '(none)'} is not known",
-        "put config.json beside the weights",
-        f"known ids: {', '.join(component.published) or 'none'}",
+    where = files.folder / "config.json" if files else component.name
+    what = f"no configuration of {component.name}: there is no config.json for it, the "
+    what += (
+        f"shapes do not determine it, and model id {model_id or '(none)'} is not known"
     )
+    known = f"known ids: {', '.join(component.published) or 'none'}"
+    raise StateError(where, what, "put config.json beside the weights", known)
 
 
 def _check_layers(path: Path, config: Config, weights: int) -> None:
-    """Refuse more layers than there are weights, before a network of them is built, which
-    may take minutes.
-    """
+    """Refuse more layers than there are weights: building these may take minutes."""
     for name, value in config.items():
         if isinstance(value, dict):
             _check_layers(path, value, weights)
@@ -130,9 +128,7 @@ def _check_layers(path: Path, config: Config, weights: int) -> None:
 def _places(
     files: Files | None, source: ModelSource | None, folders: Sequence[str]
 ) -> Iterator[Path]:
-    """Yield where a configuration may be: beside files, in the model's folder, in the
-    Hugging Face cache.
-    """
+    """Yield where config.json may be: beside files, in folders of the model."""
     if files is not None:
         yield files.folder / "config.json"
     if source is not None:
@@ -189,9 +185,7 @@ def _fetch_json(source: ModelSource | None, folders: Sequence[str]) -> bool:
 def _in_own_terms(
     component: Component, config: Config, files: Files | None, shapes: Shapes
 ) -> Config | None:
-    """Return a published configuration in the network's terms; None if it is another
-    component's.
-    """
+    """Return a published config in the network's terms; None if it is another's."""
     formats = component.formats
     native = files is None or files.checkpoint_format is NATIVE
     if files is not None and not native:

@@ -61,9 +61,8 @@ def around_blocks(network: nn.Module, call: BlockCall) -> Iterator[None]:
     """
     blocks = repeated_blocks(network)
     with ExitStack() as stack:
-        if getattr(network, "gradient_checkpointing", False) and (
-            torch.is_grad_enabled()
-        ):
+        is_checkpointed = getattr(network, "gradient_checkpointing", False)
+        if is_checkpointed and torch.is_grad_enabled():
             # A forward that is replaced only within the context would be the block's
             # own again when the backward pass recomputes it.
             names = {id(block): name for name, block in blocks.items()}
@@ -150,10 +149,8 @@ def checkpoint_through(name: str, module: nn.Module, block: Callable[..., Any]) 
         enable: Any = getattr(module, method)
         enable({"use_reentrant": False})
     except (AttributeError, ValueError) as error:
-        raise UsageError(
-            "--use_gradient_checkpointing",
-            f"{name} ({type(module).__name__}) does not support it: {error}",
-        ) from error
+        what = f"{name} ({type(module).__name__}) does not support it: {error}"
+        raise UsageError("--use_gradient_checkpointing", what) from error
     for layer in module.modules():
         if hasattr(layer, "_gradient_checkpointing_func"):
             layer._gradient_checkpointing_func = block  # type: ignore[assignment]  # mypy takes it for a module

@@ -202,9 +202,7 @@ def as_tuples(value: Any) -> Any:
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    """Return the expression of a template, with a group for each number and `rest` for
-    what follows.
-    """
+    """Return a template's expression: a group for each number, and `rest` after it."""
     if not template:
         return re.compile(r"(?P<rest>.+)")
     name = re.escape(template).replace(r"\*", r"(\d+)")
@@ -242,9 +240,7 @@ def checkpoint_shapes(
 def to_checkpoint(
     checkpoint_format: CheckpointFormat, state: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return a network's state dict as a file of this format has it, the inverse of
-    `from_checkpoint`.
-    """
+    """Return a state dict as a file of this format has it: `from_checkpoint` undone."""
     shapes = checkpoint_shapes(checkpoint_format, shapes_of(state))
     file: dict[str, Tensor] = {}
     for ours, parts in checkpoint_format.convert(shapes).items():

@@ -44,9 +44,7 @@ def images_to_tensor(images: Sequence[Image.Image]) -> Tensor:
 
 
 def to_minus_one_one(pixels: Tensor) -> Tensor:
-    """Convert uint8 (frames, height, width, 3) to (frames, 3, height, width) fp32 in -1
-    to 1.
-    """
+    """Convert uint8 (frames, height, width, 3) to fp32 (frames, 3, ...) in -1 to 1."""
     return pixels.permute(0, 3, 1, 2).float() / 255 * 2 - 1
 
 

@@ -27,9 +27,7 @@ class Found:
     """How the weights are kept; a preset is merged before."""
 
     def kept(self, keepers: Keepers) -> "Found":
-        """Return it with how the weights are kept; raises UsageError for a component that
-        cannot be kept so.
-        """
+        """Return it kept so; raises UsageError for a component that cannot be."""
         for name, config in self.configs.items():
             keepers.identities(name, config)
         return replace(self, keepers=keepers)
@@ -62,12 +60,9 @@ def find(
     absent_here = [name for name in wanted if name not in files]
     lacking = [name for name in absent_here if not by_name[name].is_folder]
     if lacking and not absent:  # else they may be its files
-        raise StateError(
-            ", ".join(lacking),
-            "no model files for this on the command line",
-            "add them to --model_paths or --model_id_with_origin_paths, or name a whole model "
-            "with --model_id, whose files these replace; or use --toy",
-        )
+        what = "no model files for this on the command line"
+        advice = "add them to --model_paths, or name a whole model with --model_id"
+        raise StateError(", ".join(lacking), what, advice)
     published = [config for config in configs if config.model_id]
     roots: list[Path] = []
     for part in files.values():

@@ -100,9 +100,8 @@ class TransformersNetwork:
         self, files: Files, configuration: Any, dtype: torch.dtype, place: Place = keep
     ) -> nn.Module:
         """Build the network and fill it; raises what `load_network` raises."""
-        get_conversions = import_name(
-            "transformers.conversion_mapping", "get_model_conversion_mapping"
-        )
+        module = "transformers.conversion_mapping"
+        get_conversions = import_name(module, "get_model_conversion_mapping")
         network = load_network(partial(self.build, configuration), files, dtype, place)
         # As transformers' own loader does, so that what is saved has the published
         # names.
@@ -140,9 +139,7 @@ class Tokenizer:
             raise
 
     def create(self, arguments: Mapping[str, Any]) -> Any:
-        """Create a toy's tokenizer from the arguments of its class, which may be those
-        of a JSON file.
-        """
+        """Create a toy's tokenizer from arguments of its class, also those of JSON."""
         # Words and merges of a vocabulary must be tuples.
         return _load_class(self.name)(**as_tuples(arguments))
 

@@ -57,9 +57,7 @@ def put(network: nn.Module, name: str, weight: Tensor) -> None:
 
 
 def tied_names(network: nn.Module) -> frozenset[str]:
-    """Return the weights that a network of transformers declares to be tied to others,
-    and those others.
-    """
+    """Return the weights that a network of transformers declares tied, all of them."""
     tied: Mapping[str, str] = getattr(network, "all_tied_weights_keys", {})
     return frozenset((*tied, *tied.values()))
 

@@ -37,9 +37,7 @@ def write_toy(
 def fill_folder(
     family: ModelFamily, variant: str, seed: int, folder: Path, advice: str
 ) -> None:
-    """Write a toy model in the published layout; raises SystemFault, with the advice,
-    where the disk is full.
-    """
+    """Write a toy model as it is published; raises SystemFault, with the advice."""
     try:
         family.load("toy")(folder, variant, seed)
     except SafetensorError as error:

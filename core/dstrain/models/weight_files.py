@@ -57,9 +57,7 @@ class OpenFiles:
 
     @contextmanager
     def reading(self, tensor: TensorInfo) -> Iterator[Tensor]:
-        """Yield a tensor, possibly mapped to its file: copy it before this ends. Raises
-        StateError.
-        """
+        """Yield a tensor, maybe mapped to its file: copy it. Raises StateError."""
         path = tensor.path
         if path not in self._open:
             stack = ExitStack()

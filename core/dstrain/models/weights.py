@@ -46,9 +46,7 @@ class Weights:
 
     @classmethod
     def of(cls, files: Files) -> "Weights":
-        """Find the weights of one component, without reading them; raises StateError as
-        `find_weights` does.
-        """
+        """Find one component's weights, not read yet; raises as `find_weights` does."""
         tensors = {
             name.removeprefix(files.prefix): tensor
             for name, tensor in find_weights(files.paths).items()
@@ -155,10 +153,8 @@ def recognize(
 def _what_else(paths: Sequence[Path], names: Iterable[str]) -> Iterator[str]:
     """Say what files are that match no component, if their names tell."""
     if any(map(LORA_KEY.search, names)):
-        yield (
-            "it is a LoRA, not a model: to use it, give --lora (generate); to train on, "
-            "--lora_checkpoint; to train upon it, --preset_lora_path"
-        )
+        how = "give --lora to generate with it, --lora_checkpoint to train it further"
+        yield f"it is a LoRA, not a model: {how}, --preset_lora_path to train upon it"
     missing = missing_shards([path.name for path in paths])
     if missing:
         what = "give all files of a model, within one list of --model_paths"

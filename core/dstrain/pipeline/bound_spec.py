@@ -122,9 +122,7 @@ class BoundSpec:
         return torch.stack([predictions[row] for row in range(len(chosen))])
 
     def constrain_latents(self, values: Mapping[str, Any]) -> ConstrainLatents:
-        """Return the variant's `constrain_latents` with its inputs and components
-        filled in.
-        """
+        """Return the variant's `constrain_latents`, inputs and components filled in."""
         function = self.spec.constrain_latents
         if function.function is constrain_nothing:
             return constrain_nothing

@@ -159,9 +159,7 @@ class Loader:
         return weight
 
     def _merge_tied(self, network: nn.Module) -> None:
-        """Merge what is for weights that are one: where they are tied after loading, it
-        changes them together.
-        """
+        """Merge what is for tied weights: after loading, it changes them together."""
         tied = tied_names(network)
         change = self._preset_of(network)
         late = {name: one for name, one in change.parameters.items() if name in tied}

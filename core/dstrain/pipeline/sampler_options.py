@@ -45,9 +45,7 @@ class SamplerOptions:
 
     @property
     def first_step(self) -> int:
-        """Return the index of the first step that is taken, as image to image pipelines
-        of diffusers have it.
-        """
+        """Return the index of the first step taken, as diffusers' pipelines do."""
         if self.denoising_strength is None:
             return 0
         steps = self.num_inference_steps

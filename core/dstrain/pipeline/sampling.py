@@ -62,16 +62,12 @@ def integrate(
 def inference_sigmas(
     schedule: FlowMatchSchedule, latents: Tensor, steps: int
 ) -> Tensor:
-    """Return (steps + 1,) fp32 sigmas of the sampler for latents of this size, (batch,
-    channels, ...).
-    """
+    """Return (steps + 1,) fp32 sigmas for such latents, (batch, channels, ...)."""
     return schedule.sigmas(steps, schedule.tokens(latents.shape))
 
 
 def check_noise(noise: object, shape: Sequence[int]) -> Tensor:
-    """Return the initial noise that was given, if it is a tensor of this shape; raises
-    UsageError.
-    """
+    """Return the given initial noise; raises UsageError unless it has this shape."""
     got = list(noise.shape) if isinstance(noise, Tensor) else type(noise).__name__
     if got != list(shape):
         what = f"expected a tensor of shape {list(shape)}, got {got}"

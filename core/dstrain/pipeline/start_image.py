@@ -34,9 +34,7 @@ def start_input(spec: PipelineSpec) -> str:
 
 
 def check_start(spec: PipelineSpec, inputs: Mapping[str, Any]) -> None:
-    """Raise UsageError for a variant that cannot start from an image or video, and where
-    it is absent.
-    """
+    """Raise UsageError unless the variant has an image or video to start from."""
     name = start_input(spec)
     if not name:
         what = f"variant {spec.variant} does not start from one image or video"

@@ -57,9 +57,7 @@ def choose_variant(
 
 
 def _is_adapter(family: ModelFamily, config: ModelConfig) -> bool:
-    """Return whether files are of a published model whose denoiser, by the record, is
-    another model's.
-    """
+    """Return whether files are of a published model with another one's denoiser."""
     files = family.model_files.get(config.model_id or "", {})
     return ":" in files.get(family.default_trainable, "")
 

@@ -58,9 +58,7 @@ class ManyFiles:
         return entry[1]
 
     def remember(self, key: str, marks: Sequence[int], value: bytes = b"") -> None:
-        """Keep a value computed from files that had these marks, one after the other,
-        before it was computed.
-        """
+        """Keep a value of files that had these marks, joined, before it was made."""
         # The second and third number of each mark are the file's times.
         newest = max(*marks[1::MARK_LENGTH], *marks[2::MARK_LENGTH])
         # Those of files that changed too recently cannot be trusted later.

@@ -27,8 +27,7 @@ HOLDER = ".dstrain.lock.pid"
 UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 """What the system answers where a file system has no locks."""
 ORPHANS = 10.0
-"""Seconds for which the loader processes of a killed run may outlive it and keep its
-lock."""
+"""Seconds for which loader processes of a killed run may outlive it, with its lock."""
 
 
 class FolderLock:

@@ -34,9 +34,7 @@ def unreadable(path: str | Path, error: OSError) -> SystemFault:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether a file is just as `ManyFiles.save` wrote it; raises SystemFault if it
-    cannot be read.
-    """
+    """Return whether a file is as `ManyFiles.save` wrote it; raises SystemFault."""
     return is_own(path) and stored_entries(path) is not None
 
 

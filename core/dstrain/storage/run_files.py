@@ -122,9 +122,7 @@ class RunFiles:
 
 
 def averaged_name(name: str) -> str:
-    """Return the name of the average that is saved beside a weights file:
-    'epoch-0.ema.safetensors'.
-    """
+    """Return the name of a weights file's average: 'epoch-0.ema.safetensors'."""
     return name.removesuffix(".safetensors") + AVERAGED
 
 

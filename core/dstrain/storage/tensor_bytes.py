@@ -84,9 +84,7 @@ def bytes_of(tensor: "Tensor") -> memoryview:
 
 
 def started_digest(metadata: Mapping[str, str]) -> Any:
-    """Return a digest of the metadata, to which tensors are added in the order of their
-    names.
-    """
+    """Return a digest of the metadata; tensors are then added in the order of names."""
     digest: Any = hashlib.sha256()
     for item in sorted(metadata.items()):
         digest.update(repr(item).encode())

@@ -1,5 +1,4 @@
-"""Write safetensors files with a checksum in the header, also of tensors that are divided
-among processes."""
+"""Write safetensors files, also of tensors that are divided among processes."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -25,9 +25,7 @@ def user_cache(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def save_for_user(memory: ManyFiles) -> None:
-    """Store what is remembered in a user's folder; where that is not possible, nothing is
-    remembered.
-    """
+    """Store what is remembered in a user's folder, where that is possible."""
     if user_cache() is not None:
         with suppress(SystemFault, OSError):
             memory.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -39,9 +39,7 @@ class ModelScope:
         self.api = HubApi(config)
 
     def list_files(self, model_id: str, revision: str, kind: Kind) -> Listing:
-        """List the files with their sha256, which `modelscope`'s own HubApi leaves
-        out.
-        """
+        """List the files with their sha256; `modelscope`'s own HubApi has none."""
         files = {}
         for file in self.api.list_repo_files(model_id, kind, revision=revision):
             if file.type != "tree":

@@ -31,9 +31,7 @@ def find_paths(source: ModelSource, pattern: str) -> list[Path]:
 
 
 def _missing_error(source: ModelSource, pattern: str) -> MissingFiles:
-    """Return the error that says which files are missing, and why they are not
-    downloaded.
-    """
+    """Return the error of files that are missing, and why they are not downloaded."""
     what = "not all of its files are on this machine"
     shards = source.missing_shards(local_files(source.folder, pattern))
     if shards:

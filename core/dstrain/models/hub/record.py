@@ -39,9 +39,7 @@ class RemoteFile:
     """"sha256:..." of its bytes; '' or one of another kind is not compared."""
 
     def verify(self, path: Path) -> DownloadedFile | None:
-        """Return a file on this machine as it is recorded; None if its size or digest
-        is another.
-        """
+        """Return a local file as it is recorded; None if its size or digest differs."""
         if path.stat().st_size != self.size:
             return None
         digest = sha256(path)
@@ -66,9 +64,7 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path) -> "Record | None":
-        """Read the record of a folder, if there is one; raises StateError if it cannot
-        be read.
-        """
+        """Read a folder's record, if any; raises StateError if it cannot be read."""
         path = folder / RECORD
         try:
             data = json.loads(path.read_bytes())
@@ -80,11 +76,8 @@ class Record:
         except FileNotFoundError:
             return None
         except Exception as error:  # a damaged one may be anything
-            raise StateError(
-                path,
-                f"cannot be read: {error}",
-                "remove it to use the files beside it as they are",
-            ) from error
+            advice = "remove it to use the files beside it as they are"
+            raise StateError(path, f"cannot be read: {error}", advice) from error
 
     def write(self, folder: Path) -> None:
         """Replace the record of a folder; raises SystemFault."""
@@ -103,11 +96,11 @@ class Record:
         # Of the mark, what a copy keeps: size and time of the last change.
         changed = file_mark(path)[:2] != known.mark[:2]
         if changed and sha256(path) != known.sha256:
-            raise StateError(
-                path,
-                f"was changed after its download: its sha256 is no longer {known.sha256[:16]}...",
-                "remove it to download it again; use --model_paths for a file of your own",
+            digest = f"its sha256 is no longer {known.sha256[:16]}..."
+            advice = (
+                "remove it to download it again; give --model_paths for your own file"
             )
+            raise StateError(path, f"was changed after its download: {digest}", advice)
         return known.digest == self.tree[name].digest
 
 

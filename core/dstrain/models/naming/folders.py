@@ -61,11 +61,9 @@ def parts_of_folder(folder: Path, components: Sequence[Component]) -> list[Part]
         parts += [part for part in found if not placed.intersection(part.components)]
     if not parts:
         names = [one.name for one in components if not one.is_folder]
-        raise MissingFiles(
-            folder,
-            f"contains no files of {', '.join(names)}",
-            f"expected those of a published model, {', '.join(PART_FOLDERS)}, or {SAFETENSORS} files",
-        )
+        kinds_of = f"{', '.join(PART_FOLDERS)}, or {SAFETENSORS} files"
+        advice = f"expected those of a published model, {kinds_of}"
+        raise MissingFiles(folder, f"contains no files of {', '.join(names)}", advice)
     return parts
 
 
@@ -92,9 +90,7 @@ def loose_weights(folder: Path) -> list[Path]:
 
 
 def weight_sets(paths: Iterable[Path]) -> list[list[Path]]:
-    """Return files with the shards of one model together, sorted; raises MissingFiles for
-    absent ones.
-    """
+    """Return files, shards of a model together, sorted; raises MissingFiles."""
     found: dict[Path, list[Path]] = {}
     for path in sorted(paths):
         shard = SHARD.fullmatch(path.name)
@@ -113,17 +109,13 @@ def refuse_doubt(parts: Sequence[Part]) -> None:
     for name in dict.fromkeys(name for part in parts for name in part.components):
         able = [part.first for part in parts if name in part.components]
         if len(able) > 1:
-            raise UsageError(
-                FLAG,
-                f"has several files that can be {name}: {', '.join(able)}",
-                f"""name the right one as well: --model_paths '["{able[0]}"]'""",
-            )
+            what = f"has several files that can be {name}: {', '.join(able)}"
+            advice = f"""name the right one as well: --model_paths '["{able[0]}"]'"""
+            raise UsageError(FLAG, what, advice)
 
 
 def _published(folder: Path, components: Iterable[Component]) -> list[Part]:
-    """Return the files that are in the place of a component in a published layout, that of
-    diffusers first.
-    """
+    """Return the files in the published places of components, diffusers' first."""
     parts = []
     for component in components:
         if component.is_folder:

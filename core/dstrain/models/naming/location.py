@@ -47,21 +47,17 @@ def located(value: str, families: Iterable[ModelFamily]) -> PublishedModel | Pat
         if written and (knows or may_be_id(path)):
             return published
         known = [one for family in families for one in family.model_files]
-        raise MissingFiles(
-            value,
-            f"does not exist{nearest(value, known)}",
-            "a published model is written OWNER/NAME: `dstrain models` lists those that are known",
+        advice = (
+            "a published model is written OWNER/NAME: `dstrain models` lists the known"
         )
+        raise MissingFiles(value, f"does not exist{nearest(value, known)}", advice)
     own = ModelSource(model_id).folder
     if written and own.exists() and path.samefile(own):
         return published
     if knows:
         kind = "folder" if path.is_dir() else "file"
-        raise UsageError(
-            FLAG,
-            f"{value} is a published model and the path of a {kind}",
-            f"for the {kind}, write ./{value}; for the published model, move the {kind}, or run this elsewhere",
-        )
+        what = f"{value} is a published model and the path of a {kind}"
+        raise UsageError(FLAG, what, f"for the {kind}, write ./{value}; else move it")
     return path
 
 

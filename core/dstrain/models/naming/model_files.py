@@ -53,9 +53,7 @@ def model_configs(
 
 
 def refuse_unsupported(family: ModelFamily, flag: str, given: Iterable[str]) -> None:
-    """Raise UsageError, naming the model, where what a flag gives tells one that the
-    family does not support.
-    """
+    """Raise UsageError for a model that the family does not support, and name it."""
     model = family.unsupported(given)
     if model:
         what = f"{model} is not supported yet by {family.name}"
@@ -109,10 +107,8 @@ def _published_parts(
     patterns = family.model_files.get(published.model_id)
     if patterns is None:
         hint = nearest(published.model_id, family.model_files)
-        logger.info(
-            f"{FLAG}: the family {family.name} does not list {published.model_id}, whose files are "
-            f"therefore expected in the folders of diffusers{hint}"
-        )
+        what = f"the family {family.name} does not list {published.model_id}"
+        logger.info(f"{FLAG}: {what}; expected the folders of diffusers{hint}")
         weighty = (one for one in components if not one.is_folder)
         patterns = {one.name: f"{one.folder}/*.safetensors" for one in weighty}
     parts = []
@@ -160,9 +156,7 @@ def without_replaced(
 def _components_in(
     config: ModelConfig, components: Sequence[Component]
 ) -> list[tuple[str, ...]]:
-    """Return for each part of given files the component, or those with the same keys that it
-    may be.
-    """
+    """Return for each part of files the component that it is, or those it may be."""
     place = component_at(config, components) if config.model_id else ""
     if place:
         return [(place,)]
@@ -170,11 +164,10 @@ def _components_in(
         files = config.files()
     except MissingFiles as error:
         if config.model_id:
-            raise UsageError(
-                "--model_id_with_origin_paths",
-                f"{_named(config)} does not tell by its place which component it replaces in {FLAG}",
-                f"download it first, and name it with --model_paths; or leave {FLAG} out and name all files",
-            ) from error
+            what = f"{_named(config)} does not tell by its place what it replaces in {FLAG}"
+            advice = "download it first, and name it with --model_paths"
+            flag = "--model_id_with_origin_paths"
+            raise UsageError(flag, what, advice) from error
         advice = f"beside {FLAG} it must be here: its keys tell what it replaces"
         raise MissingFiles(error.where, error.what, advice) from error
     if files.paths[0].is_dir():
