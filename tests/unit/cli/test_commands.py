@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import redirect_stderr
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dstrain.installed import installed
 from dstrain.plugin import Column
 from dstrain.registry import load_family
 
-from tests.support.family import write
+from tests.support.family import MODEL, PIPELINES, write
 
 Install = Callable[..., Path]
 Source = Callable[..., str]
@@ -165,6 +166,26 @@ def test_the_columns_of_each_variant_are_listed(family: str, capsys: Printed) ->
         for name in (*columns, *spec.components):
             assert re.search(rf"\b{name}\b", part), (variant, name)
     assert max(map(len, text.splitlines())) <= 80
+
+
+NEAR = replace(
+    MODEL,
+    name="near",
+    variants=("oth", "other"),
+    pipelines=f"{__name__}:NEAR_PIPELINES",
+)
+"""A family of variants of which one's name is a part of the other's."""
+NEAR_PIPELINES = dict.fromkeys(NEAR.variants, PIPELINES["other"])
+
+
+def test_a_variant_is_listed_with_its_own_models(
+    fake_plugin: Install, capsys: Printed
+) -> None:
+    fake_plugin("plugin-near", {"near": f"{__name__}:NEAR"}, {})
+    for variant in NEAR.variants:
+        assert main(["models", "near", "--variant", variant]) == 0
+        said = capsys.readouterr().out
+        assert ("Tiny/Other" in said) == (variant == "other")
 
 
 class Terminal(io.StringIO):
