@@ -12,8 +12,8 @@ from dstrain.errors import (
 )
 from dstrain.generation.run import generate as generate
 from dstrain.graph.noise_schedule import ConstrainLatents as ConstrainLatents
-from dstrain.graph.task import Task as Task
 from dstrain.graph.timestep_sampler import TimestepSampler as TimestepSampler
+from dstrain.graph.unit import Task as Task
 from dstrain.graph.unit_stages import (
     UnitStages as UnitStages,
     split_units as split_units,

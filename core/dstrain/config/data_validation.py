@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from dstrain.config.datasets import datasets_of
+from dstrain.config.numbers import parse_frames, parse_resolutions
 from dstrain.config.options import ModelChoice, TrainConfig
 from dstrain.config.plugin_options import changed, flags
-from dstrain.config.resolutions import parse_frames, parse_resolutions
 from dstrain.errors import UsageError
 
 NEEDED: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -23,6 +23,6 @@ from dstrain.graph.plan import Plan as Plan, Step as Step
 from dstrain.graph.planning import make_plan as make_plan
 from dstrain.graph.render import as_text as as_text
 from dstrain.graph.spec import PipelineSpec as PipelineSpec
-from dstrain.graph.task import Task as Task
+from dstrain.graph.unit import Task as Task
 from dstrain.graph.value_kinds import Frames as Frames
 from dstrain.graph.values import deserialize as deserialize, serialize as serialize

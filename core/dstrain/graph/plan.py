@@ -15,8 +15,7 @@ from dstrain.graph.function_spec import (
     component_of,
 )
 from dstrain.graph.spec import PipelineSpec
-from dstrain.graph.task import Task
-from dstrain.graph.unit import Unit
+from dstrain.graph.unit import Task, Unit
 from dstrain.graph.unit_stages import units_in_training
 
 KINDS_OF_COLUMNS = MappingProxyType(

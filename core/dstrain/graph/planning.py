@@ -7,7 +7,7 @@ from dstrain.graph.function_spec import LOSS_CONTEXT, NEGATIVE
 from dstrain.graph.inputs import Column
 from dstrain.graph.plan import Plan
 from dstrain.graph.spec import PipelineSpec, check_components
-from dstrain.graph.task import Task
+from dstrain.graph.unit import Task
 
 
 def make_plan(

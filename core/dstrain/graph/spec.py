@@ -21,8 +21,7 @@ from dstrain.graph.inputs import (
     with_measured,
 )
 from dstrain.graph.noise_schedule import FlowMatchSchedule, constrain_nothing
-from dstrain.graph.task import Task
-from dstrain.graph.unit import Unit
+from dstrain.graph.unit import Task, Unit
 
 GIVEN_TO_MODEL_FN = ("noisy_latents", "timestep")
 GIVEN_TO_CONSTRAIN_LATENTS = ("latents", "timestep", "noise")

@@ -55,7 +55,7 @@ from dstrain.graph.noise_schedule import (
     LatentConstraint as LatentConstraint,
 )
 from dstrain.graph.spec import PipelineSpec as PipelineSpec
-from dstrain.graph.task import Task as Task
+from dstrain.graph.unit import Task as Task
 from dstrain.graph.value_kinds import Frames as Frames
 from dstrain.graph.values import PLAIN_TENSORS as PLAIN_TENSORS
 from dstrain.models.components import Component as Component, Files as Files

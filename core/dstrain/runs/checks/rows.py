@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from dstrain.config.resolutions import parse_frames
+from dstrain.config.numbers import parse_frames
 from dstrain.console import get_logger
 from dstrain.data import Dataset
 from dstrain.data.forms import TEXT, Source, left_out

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from dstrain.config import datasets_of, split_commas
+from dstrain.config.numbers import parse_frames, parse_resolutions
 from dstrain.config.options import TrainConfig
-from dstrain.config.resolutions import parse_frames, parse_resolutions
 from dstrain.console import secrets
 from dstrain.data import CaptionOptions, DataConfig, FrameSampling, Resolution
 from dstrain.data.buckets import Buckets

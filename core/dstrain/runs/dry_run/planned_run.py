@@ -10,8 +10,8 @@ from functools import cached_property
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from dstrain.config.numbers import parse_resolutions
 from dstrain.config.options import TrainConfig
-from dstrain.config.resolutions import parse_resolutions
 from dstrain.distributed import Sharding
 from dstrain.graph import Plan
 from dstrain.models import components_of
