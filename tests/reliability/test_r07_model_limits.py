@@ -35,25 +35,25 @@ class Denoiser:
 
 DENOISERS = (
     Denoiser("Fill", "flux", "dev", {"in_channels": 384, "out_channels": 64},
-             "has 384 input channels; variant dev takes 64\n  give --variant fill"),
+             "has in_channels 384; variant dev takes 64\n  give --variant fill"),
     Denoiser("FLEX.2", "flux", "dev", {"in_channels": 196, "out_channels": 64},
-             "is Flex.2-preview, which no variant of flux is for: it has 196 input channels; variant dev takes 64"),
+             "is Flex.2-preview, which no variant of flux is for: it has in_channels 196; variant dev takes 64"),
     Denoiser("Canny", "flux", "kontext", {"in_channels": 128, "out_channels": 64},
              "is FLUX.1-Canny-dev or FLUX.1-Depth-dev, which no variant of flux is for"),
     Denoiser("unknown", "flux", "dev", {"in_channels": 80, "out_channels": 64},
-             "has 80 input channels; variant dev takes 64"),
+             "has in_channels 80; variant dev takes 64"),
     Denoiser("LongCat", "wan", "t2v", {"num_attention_heads": 32, "num_layers": 48},
              "is LongCat-Video, which no variant of wan is for"),
     Denoiser("FLF2V", "wan", "i2v", {"pos_embed_seq_len": 514},
              "has pos_embed_seq_len 514; variant i2v takes none\n  give --variant flf2v"),
     Denoiser("Fun-Control", "wan", "ti2v-5b", {"in_channels": 48, "out_channels": 16},
-             "has 16 output channels; variant ti2v-5b takes 48"),
+             "has out_channels 16; variant ti2v-5b takes 48"),
     Denoiser("another variant", "wan", "t2v", {"in_channels": 36},
-             "has 36 input channels; variant t2v takes 16\n  give --variant i2v-a14b"),
+             "has in_channels 36; variant t2v takes 16\n  give --variant i2v-a14b"),
     Denoiser("Layered", "qwen_image", "base", {"use_layer3d_rope": True},
-             "has use_layer3d_rope; variant base takes none\n  give --variant layered"),
+             "has use_layer3d_rope True; variant base takes none\n  give --variant layered"),
     Denoiser("unknown channels", "qwen_image", "edit", {"in_channels": 32},
-             "has 32 input channels; variant edit takes 64"),
+             "has in_channels 32; variant edit takes 64"),
 )  # fmt: skip
 ORIGINAL = ("unknown", "Fill", "FLEX.2", "Fun-Control")
 """Those that are tried without config.json, too: their shapes tell."""

@@ -57,7 +57,7 @@ def check_denoiser(family: ModelFamily, spec: PipelineSpec, found: Found) -> Non
         if others:
             words = [f"is {others[0]}, which no variant of {family.name} is for"]
         for entry in differing[:1]:
-            has, takes = config.get(entry), wanted[entry]
+            has, takes = config.get(entry), wanted[entry] or "none"
             what = f"has {entry} {has}; variant {spec.variant} takes {takes}"
             words.append(what)
         if not words:
