@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dstrain.randomness import SampleKey
-from dstrain.training.draw_ranges import DrawRanges
-from dstrain.training.permutation import Indices, permute
+from dstrain.training.draws import DrawRanges, Indices, permute
 
 CHUNK = 4096
 """Positions that are permuted at once."""
