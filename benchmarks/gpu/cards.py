@@ -14,8 +14,8 @@ from typing import Any
 from dstrain import TrainConfig, TrainingModule
 from dstrain.config import as_size
 from dstrain.plugin import PlannedRun
-from dstrain.runs.build import load_module
 from dstrain.runs.dry_run.planned_rows import PlannedRows
+from dstrain.runs.loaded_module import load_module
 from dstrain.runs.resolve import resolve
 from dstrain_planner.memory.advice import added_flags
 from dstrain_planner.memory.counting import count

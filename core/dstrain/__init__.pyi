@@ -29,15 +29,15 @@ from dstrain.pipeline.generated import Layers as Layers, Video as Video
 from dstrain.pipeline.pipeline import Pipeline as Pipeline
 from dstrain.randomness import Rng as Rng, SampleKey as SampleKey
 from dstrain.runs.runner import run as run
-from dstrain.runs.script.launch import (
-    TrainingLogger as TrainingLogger,
-    WeightsLogger as WeightsLogger,
-    launch_training_task as launch_training_task,
-)
+from dstrain.runs.script.launch import launch_training_task as launch_training_task
 from dstrain.runs.script.parts import (
     Callback as Callback,
     RunResult as RunResult,
     StepNumbers as StepNumbers,
+)
+from dstrain.runs.script.weights_logger import (
+    TrainingLogger as TrainingLogger,
+    WeightsLogger as WeightsLogger,
 )
 from dstrain.training.distill import (
     DIRECT_DISTILL as DIRECT_DISTILL,

@@ -13,15 +13,9 @@ import pytest
 import torch
 from dstrain.cache import FeatureCache, ShardWriter, stored_plans
 from dstrain.cache.plan_files import write_plan
-from dstrain.runs.checkpoints.state import (
-    TrainingState,
-    damage,
-    load_state,
-    newest_state,
-    prune_states,
-    save_state,
-    states,
-)
+from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.saved_states import damage, newest_state, prune_states
+from dstrain.runs.checkpoints.state import TrainingState, load_state, save_state
 from dstrain.storage import remove_leftovers, verify_file
 from dstrain.storage.whole_folders import finish_replacing
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.runs.checkpoints.state import damage, states
+from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.saved_states import damage
 from dstrain.storage.temporaries import final
 
 from tests.support.crashes import events, everything

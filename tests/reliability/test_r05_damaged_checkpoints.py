@@ -10,14 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from dstrain import StateError
-from dstrain.runs.checkpoints.state import (
-    FILES,
-    RECORD,
-    TrainingState,
-    damage,
-    load_state,
-    save_state,
-)
+from dstrain.runs.checkpoints.directory import FILES
+from dstrain.runs.checkpoints.saved_states import damage
+from dstrain.runs.checkpoints.state import RECORD, TrainingState, load_state, save_state
 from dstrain.storage import read_tensors, verify_file, write_tensors
 
 pytestmark = pytest.mark.promise(

@@ -256,7 +256,9 @@ def test_the_code_of_a_component_counts(
     *others, tokenizer = caching_family.COMPONENTS
     assert tokenizer.name == "tokenizer"
     code = Code({"code of own.components": "changed"}, ())
-    monkeypatch.setattr("dstrain.runs.setup.code_of_module", lambda module: code)
+    monkeypatch.setattr(
+        "dstrain.runs.recorded_versions.code_of_module", lambda module: code
+    )
     with pytest.raises(StateError, match="component tokenizer"):
         place.stored()
     assert place.fill() == PROMPT + IMAGE

@@ -21,7 +21,8 @@ from dstrain import UsageError
 from dstrain.cache import FeatureCache, ShardWriter, stored_plans
 from dstrain.distributed import liveness, world
 from dstrain.distributed.liveness import Heartbeat
-from dstrain.runs.checkpoints.state import damage, states
+from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.saved_states import damage
 from dstrain.runs.launch import start
 from dstrain.runs.stage_1 import computing, precompute
 from dstrain.runs.stage_1.computing import WAITING

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from dstrain.cli.main import main
-from dstrain.runs.checkpoints.directory import LOSS_CSV
-from dstrain.runs.checkpoints.state import damage, newest_state, states
+from dstrain.runs.checkpoints.directory import LOSS_CSV, states
+from dstrain.runs.checkpoints.saved_states import damage, newest_state
 from dstrain.storage import RUN
 from dstrain.training import DecodedSamples
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from dstrain.cache.store import PARTS
 from dstrain.cli.main import main
-from dstrain.runs.checkpoints.state import TrainingState, prune_states, save_state
+from dstrain.runs.checkpoints.saved_states import prune_states
+from dstrain.runs.checkpoints.state import TrainingState, save_state
 
 from tests.support.runs import project
 

@@ -193,7 +193,7 @@ CASES = (
     Case("a full disk while saving", SHORT, "same command with (--resume)", 4,
          patch=full("dstrain.runs.checkpoints.outputs.save_state", 1)),
     Case("a full disk at the first save", SHORT, "same command with (--resume)", 4,
-         patch=full("dstrain.runs.checkpoints.outputs.save_lora_for")),
+         patch=full("dstrain.runs.checkpoints.component_weights.save_lora_for")),
     Case("a full disk in stage 1", STAGE_1, "run the same command (again)", 4,
          patch=full("dstrain.cache.store.write_shard")),
     Case("Ctrl-C before the first step", SHORT, "run the same command (again)", 75,
@@ -331,7 +331,7 @@ def test_one_command_of_a_job_script_serves_behind_a_launcher(
     monkeypatch.chdir(tmp_path)
     if left == "no state":
         with monkeypatch.context() as patch:
-            full("dstrain.runs.checkpoints.outputs.save_lora_for")(patch)
+            full("dstrain.runs.checkpoints.component_weights.save_lora_for")(patch)
             assert main(SHORT) == 4
     elif left != "nothing":
         first = [*LORA, "--max_steps", "1"]

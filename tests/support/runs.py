@@ -18,7 +18,8 @@ from dstrain.cache import stored_plans
 from dstrain.distributed import ProcessGroup
 from dstrain.models import find
 from dstrain.runs import open_training_data, prepare
-from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.state import load_state
 from dstrain.runs.resolve import resolve
 from dstrain.runs.runner import toy_models
 from dstrain.runs.training_run import TrainingRun

@@ -85,13 +85,13 @@ from dstrain.registry.hooks import (
     Section as Section,
     hookimpl as hookimpl,
 )
-from dstrain.runs.datasets.largest import LargestSample as LargestSample
+from dstrain.runs.datasets.sizes import LargestSample as LargestSample
 from dstrain.runs.dry_run.planned_run import (
     CachedRows as CachedRows,
     PlannedRun as PlannedRun,
 )
-from dstrain.runs.observers import Observer as Observer, WatchedRun as WatchedRun
 from dstrain.runs.prompt_images import Images as Images
+from dstrain.runs.watched_run import Observer as Observer, WatchedRun as WatchedRun
 from dstrain.storage import read_limited as read_limited
 from dstrain.storage.files import write_json as write_json
 from dstrain.storage.run_files import RunFiles as RunFiles

@@ -1,7 +1,4 @@
-from dstrain.runs.build import (
-    open_training_data as open_training_data,
-    prepare as prepare,
-)
+from dstrain.runs.build import prepare as prepare
 from dstrain.runs.cache_commands.contents import (
     Contents as Contents,
     PlanContents as PlanContents,
@@ -24,4 +21,7 @@ from dstrain.runs.script.parts import OwnParts as OwnParts
 from dstrain.runs.setup import Setup as Setup
 from dstrain.runs.stage_1.precompute import data_process as data_process
 from dstrain.runs.start_training import train as train
-from dstrain.runs.training_run import TrainingData as TrainingData
+from dstrain.runs.training_data import (
+    TrainingData as TrainingData,
+    open_training_data as open_training_data,
+)

@@ -14,8 +14,9 @@ from dstrain.console import get_logger, number_of
 from dstrain.distributed import catch_stop_signals
 from dstrain.errors import OutOfMemory, first_few
 from dstrain.randomness import seed_global
-from dstrain.runs.observers import INTERRUPT, SAVE, STOP, Observers
-from dstrain.runs.training_run import Training, naming_rows
+from dstrain.runs.observers import Observers
+from dstrain.runs.training_progress import Training, naming_rows
+from dstrain.runs.watched_run import INTERRUPT, SAVE, STOP
 from dstrain.training import LESS_MEMORY, is_out_of_memory, peak_memory
 from dstrain.training.loader import Batch
 

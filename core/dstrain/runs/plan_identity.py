@@ -16,6 +16,7 @@ from dstrain.errors import UsageError
 from dstrain.graph import NEGATIVE, Column, Constant, Measured, Plan
 from dstrain.models import Config
 from dstrain.pipeline import MASK
+from dstrain.runs.recorded_versions import component_code
 from dstrain.runs.setup import Setup
 
 NO_CONFIGS: Mapping[str, Config] = MappingProxyType({})
@@ -77,14 +78,14 @@ def plan_identity(
     facts |= units
     cached_with = {name for plan in plans for name in plan.components["data_process"]}
     for name in sorted(cached_with):
-        facts[f"component {name}"] = dict(setup.component_code(name))
+        facts[f"component {name}"] = dict(component_code(setup.family, name))
     used = frozenset[str]().union(*(plan.used_inputs for plan in plans))
     for name in sorted(used):
         record = _input_record(setup, name)
         if record:
             facts[f"input {name}"] = record
     preset = setup.preset
-    flags = _flags(setup)
+    flags = cache_flags(setup)
     merged = cached_with.intersection(preset.components) if preset else ()
     if preset is not None and merged:
         names = ", ".join(sorted(merged))
@@ -142,7 +143,7 @@ def _input_record(setup: Setup, name: str) -> dict[str, Any]:
     return record
 
 
-def _flags(setup: Setup) -> dict[str, Any]:
+def cache_flags(setup: Setup) -> dict[str, Any]:
     """Return the options that cached values depend on, each as one of the ways in which
     it can be written.
     """

@@ -26,7 +26,8 @@ from dstrain.pipeline.loading import read_preset
 from dstrain.registry import PromptRow
 from dstrain.runs.prompt_rows import RECORDED, PromptPlan, plan_rows, stored_rows
 from dstrain.runs.setup import Setup
-from dstrain.runs.training_run import TrainingData, TrainingRun
+from dstrain.runs.training_data import TrainingData
+from dstrain.runs.training_run import TrainingRun
 from dstrain.training import CachedSamples
 
 
@@ -177,6 +178,17 @@ def open_images(setup: Setup, samples: TrainingData) -> Images:
     return Images(setup, plans, setup.find(one.plan for one in plans))
 
 
+def _cached_values(pipeline: Pipeline, planned: PromptPlan) -> dict[str, Any]:
+    """Return the cached values: those of the feature cache, or what cached steps compute
+    of the inputs, as stage 1 would.
+    """
+    if planned.cached_values is not None:
+        return dict(planned.cached_values)
+    values = {name: load_cell(cell) for name, cell in planned.cells.items()}
+    pipeline.run(planned.plan.cached_steps, values)
+    return {name: values[name] for name in planned.plan.cached_values}
+
+
 @contextmanager
 def undisturbed(pipeline: Pipeline) -> Iterator[None]:
     """Switch gradients and dropout off; afterwards restore modes and global generators."""
@@ -197,14 +209,3 @@ def undisturbed(pipeline: Pipeline) -> Iterator[None]:
         finally:
             for module, mode in modes.items():
                 module.training = mode
-
-
-def _cached_values(pipeline: Pipeline, planned: PromptPlan) -> dict[str, Any]:
-    """Return the cached values: those of the feature cache, or what cached steps compute
-    of the inputs, as stage 1 would.
-    """
-    if planned.cached_values is not None:
-        return dict(planned.cached_values)
-    values = {name: load_cell(cell) for name, cell in planned.cells.items()}
-    pipeline.run(planned.plan.cached_steps, values)
-    return {name: values[name] for name in planned.plan.cached_values}

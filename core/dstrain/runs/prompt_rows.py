@@ -76,7 +76,7 @@ def plan_rows(setup: Setup) -> list[PromptPlan]:
             own = {k: one for k, one in row.arguments.items() if k != "seed"}
             call = plan_inference(spec, {**shared, **own, "prompt": row.prompt})
             guided = NEGATIVE in call.plan.task.branches
-            plan = _plan(setup, call.inputs, guided)
+            plan = inference_plan(setup, call.inputs, guided)
             cells = {}
             for name in plan.used_inputs:
                 value = call.inputs[name]
@@ -91,78 +91,12 @@ def plan_rows(setup: Setup) -> list[PromptPlan]:
     return found
 
 
-def row_line(planned: PromptPlan, addresses: Mapping[str, str]) -> dict[str, Any]:
-    """Return the record of such a row in a feature cache, with its sampling options."""
-    values: dict[str, Any] = {name: {"at": at} for name, at in addresses.items()}
-    for name in planned.plan.cached_values:
-        if name not in addresses:
-            values[name] = serialize(planned.cells[name].literal, {}, name)
-    return {
-        "prompt": planned.row.text,
-        "inputs": sorted(planned.plan.inputs),
-        "branches": list(planned.plan.task.branches),
-        "sampling": {name: getattr(planned.sampling, name) for name in RECORDED},
-        "values": values,
-    }
-
-
-def stored_rows(
-    setup: Setup,
-    cache: FeatureCache,
-    recorded: Sequence[Mapping[str, Any]],
-) -> list[PromptPlan]:
-    """Return the rows asked for, with their cached values.
-
-    Raises StateError naming those that the cache lacks.
-    """
-    lines = {line["prompt"]: line for line in recorded}
-    found = []
-    missing: dict[str, list[str]] = {}
-    for row in setup.prompt_rows:
-        line = lines.get(row.text)
-        planned = None if line is None else _stored(setup, cache, row, line)
-        if planned is None:
-            missing.setdefault(row.option, []).append(repr(row.text))
-        else:
-            found.append(planned)
-    for option, texts in missing.items():
-        what = f"contains no values for {option} {', '.join(texts)}"
-        raise CacheError(cache.folder, what)
-    return found
-
-
-def _stored(
-    setup: Setup,
-    cache: FeatureCache,
-    row: PromptRow,
-    line: Mapping[str, Any],
-) -> PromptPlan | None:
-    """Return one row with its values; None if what is trained now needs others."""
-    plan = recorded_plan(setup, line)
-    forms = line["values"]
-    addresses = {form["at"] for form in forms.values() if "at" in form}
-    if not forms.keys() >= set(plan.cached_values):
-        return None
-    if not all(address in cache for address in addresses):
-        return None
-    values = {
-        name: cache.read(form["at"]) if "at" in form else deserialize(form, {})
-        for name, form in forms.items()
-    }
-    sampling = SamplerOptions(**line["sampling"])
-    return PromptPlan(row, plan, sampling, cached_values=values)
-
-
-def recorded_plan(setup: Setup, line: Mapping[str, Any]) -> Plan:
-    """Return the plan of a row as it is now."""
-    return _plan(setup, line["inputs"], NEGATIVE in line["branches"])
-
-
-def _plan(
+def inference_plan(
     setup: Setup,
     inputs: Iterable[str],
     guided: bool,
 ) -> Plan:
+    """Return the plan of inference with these inputs, split by what is trained."""
     task = generate_task(setup.spec, guided)
     return make_plan(setup.spec, frozenset(inputs), task, setup.trainables.components)
 
@@ -246,3 +180,70 @@ def _resolution(setup: Setup) -> Resolution:
     resolution = resolutions_of(setup.config)[0]
     most = min(resolution.max_pixels, most)
     return replace(resolution, max_pixels=most, buckets=None)
+
+
+def row_line(planned: PromptPlan, addresses: Mapping[str, str]) -> dict[str, Any]:
+    """Return the record of such a row in a feature cache, with its sampling options."""
+    values: dict[str, Any] = {name: {"at": at} for name, at in addresses.items()}
+    for name in planned.plan.cached_values:
+        if name not in addresses:
+            values[name] = serialize(planned.cells[name].literal, {}, name)
+    return {
+        "prompt": planned.row.text,
+        "inputs": sorted(planned.plan.inputs),
+        "branches": list(planned.plan.task.branches),
+        "sampling": {name: getattr(planned.sampling, name) for name in RECORDED},
+        "values": values,
+    }
+
+
+def stored_rows(
+    setup: Setup,
+    cache: FeatureCache,
+    recorded: Sequence[Mapping[str, Any]],
+) -> list[PromptPlan]:
+    """Return the rows asked for, with their cached values.
+
+    Raises StateError naming those that the cache lacks.
+    """
+    lines = {line["prompt"]: line for line in recorded}
+    found = []
+    missing: dict[str, list[str]] = {}
+    for row in setup.prompt_rows:
+        line = lines.get(row.text)
+        planned = None if line is None else _stored(setup, cache, row, line)
+        if planned is None:
+            missing.setdefault(row.option, []).append(repr(row.text))
+        else:
+            found.append(planned)
+    for option, texts in missing.items():
+        what = f"contains no values for {option} {', '.join(texts)}"
+        raise CacheError(cache.folder, what)
+    return found
+
+
+def _stored(
+    setup: Setup,
+    cache: FeatureCache,
+    row: PromptRow,
+    line: Mapping[str, Any],
+) -> PromptPlan | None:
+    """Return one row with its values; None if what is trained now needs others."""
+    plan = recorded_plan(setup, line)
+    forms = line["values"]
+    addresses = {form["at"] for form in forms.values() if "at" in form}
+    if not forms.keys() >= set(plan.cached_values):
+        return None
+    if not all(address in cache for address in addresses):
+        return None
+    values = {
+        name: cache.read(form["at"]) if "at" in form else deserialize(form, {})
+        for name, form in forms.items()
+    }
+    sampling = SamplerOptions(**line["sampling"])
+    return PromptPlan(row, plan, sampling, cached_values=values)
+
+
+def recorded_plan(setup: Setup, line: Mapping[str, Any]) -> Plan:
+    """Return the plan of a row as it is now."""
+    return inference_plan(setup, line["inputs"], NEGATIVE in line["branches"])

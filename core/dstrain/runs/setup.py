@@ -1,10 +1,8 @@
 """The resolved run: a configuration with its family, variant, task and trainables."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,10 @@ from dstrain.data.row_checks import absent_masks, open_dataset
 from dstrain.distributed import Sharding
 from dstrain.errors import MissingFiles, UsageError, about_dataset
 from dstrain.graph import PipelineSpec, Plan, Task, make_plan
-from dstrain.graph.code_digest import code_of_module, facts_of
 from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.graph.timestep_sampler import TimestepSampler
-from dstrain.installed import installed
 from dstrain.lora import Trainables, format_named, known_formats
-from dstrain.models import DTYPES, Found, ModelConfig, components_of, find, precision
-from dstrain.models.device import attention_backend
+from dstrain.models import DTYPES, Found, ModelConfig, find, precision
 from dstrain.pipeline import MASK, find_preset, with_masks_of_dataset, with_presets
 from dstrain.pipeline.denoiser_check import check_denoiser
 from dstrain.pipeline.masked_spec import refuse_no_masks
@@ -35,14 +30,9 @@ from dstrain.pipeline.preset_choice import Preset
 from dstrain.registry import Extensions, ModelFamily, Option, PromptRow
 from dstrain.runs.datasets.flags import data_config, masks_of
 from dstrain.runs.datasets.sources import installed_forms, is_published
+from dstrain.runs.recorded_versions import versions_of
 from dstrain.training.ema import has_modes
 from dstrain.training.optimizers import OptimizerChoice, check_names, choose_optimizer
-
-LIBRARIES = (
-    *("core", "torch", "transformers", "diffusers", "accelerate", "safetensors"),
-    *("pillow", "av", "numpy"),
-)
-"""Distributions whose versions a run records, where they are installed."""
 
 
 @dataclass(frozen=True)
@@ -382,34 +372,10 @@ class Setup:
         asked = (one for one in known_formats().values() if one.asked_by(config))
         return next((one.name for one in asked), "diffusers")
 
-    def component_code(self, name: str) -> Mapping[str, Any]:
-        """Return the version of the family's own code for a component, or the digests of
-        the module that declares it and of what this imports; not of what its files contain.
-        """
-        component = components_of(self.family)[name]
-        if component.version:
-            return {"version": component.version}
-        module = self.family.components.partition(":")[0]
-        where = f"component {name} of {self.family.name}"
-        code = code_of_module(module)
-        return facts_of(code, where, "give it Component(version=1)")
-
     @cached_property
-    def versions(self) -> dict[str, str]:
-        """Return the versions of the family and of libraries that compute, the device, and
-        the attention if it is not torch's own.
-
-        They are recorded, and part of no key.
-        """
-        versions = {
-            plugin.distribution: plugin.version
-            for plugin in installed()
-            if plugin.name == self.family.name
-        }
-        for name in LIBRARIES:
-            with suppress(PackageNotFoundError):
-                versions[name] = version(name)
-        return {**versions, "device": self.device.type, **attention_backend()}
+    def versions(self) -> Mapping[str, str]:
+        """Return the versions of what computes, which are recorded, and part of no key."""
+        return versions_of(self.family, self.device)
 
     @property
     def output(self) -> Path:

@@ -6,12 +6,12 @@ from dstrain.cache.in_use import reading
 from dstrain.distributed import ProcessGroup
 from dstrain.graph import LongPrompt
 from dstrain.randomness import SampleKey
-from dstrain.runs.build import open_training_data, prepare
+from dstrain.runs.build import prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.checks.rows import log_warnings
 from dstrain.runs.long_prompts import LongPromptLog
 from dstrain.runs.loop import run_steps
-from dstrain.runs.observers import Observers, WatchedRun, plugin_observers
+from dstrain.runs.observers import Observers, plugin_observers
 from dstrain.runs.prompt_images import Images, open_images
 from dstrain.runs.reports.progress import Bar, RunStatistics, Status, Summary
 from dstrain.runs.reports.step_log import StepLog
@@ -19,8 +19,10 @@ from dstrain.runs.reports.summary import log_end, log_start
 from dstrain.runs.script.parts import NO_PARTS, Callbacks, OwnParts, RunResult
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples
+from dstrain.runs.training_data import open_training_data
 from dstrain.runs.training_run import TrainingRun
 from dstrain.runs.validation_loss import VALIDATION, Validation
+from dstrain.runs.watched_run import WatchedRun
 from dstrain.storage import RunFiles
 from dstrain.training import oom_as_error
 

@@ -25,10 +25,11 @@ from dstrain.graph.timestep_sampler import STRATA
 from dstrain.randomness import SampleKey
 from dstrain.runs.checkpoints.directory import VALIDATION_CSV, VALIDATION_JSONL
 from dstrain.runs.checkpoints.outputs import save_is_due
-from dstrain.runs.observers import Observer, WatchedRun
 from dstrain.runs.prompt_images import undisturbed
 from dstrain.runs.reports.step_log import NumberTable
-from dstrain.runs.training_run import TrainingRun, naming_rows
+from dstrain.runs.training_progress import naming_rows
+from dstrain.runs.training_run import TrainingRun
+from dstrain.runs.watched_run import Observer, WatchedRun
 from dstrain.training import Sample, oom_as_error
 
 logger = get_logger(__name__)

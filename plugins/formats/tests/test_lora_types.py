@@ -13,7 +13,8 @@ from dstrain import SampleKey, StateError, UsageError
 from dstrain.cli.main import main
 from dstrain.config import LoraFile
 from dstrain.lora import base_shapes, read_lora
-from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.state import load_state
 from dstrain.runs.resolve import resolve
 from safetensors import safe_open
 from safetensors.torch import load_file

@@ -11,7 +11,7 @@ from dstrain.config import CONFIG
 from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_records import records
 from dstrain.errors import StateError
-from dstrain.runs.launch.settings import world_size
+from dstrain.runs.launch.variables import world_size
 from dstrain.storage import BAD_SAMPLES, RUN, RunFiles, lock
 from dstrain.storage.files import refuse_link
 from dstrain.storage.locks import LOCK

@@ -7,18 +7,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from dstrain.config import CONFIG, Effect, write_resolved
-from dstrain.config.options import recorded_values
-from dstrain.console import get_logger, logging_to_file, redacted
+from dstrain.config import CONFIG, write_resolved
+from dstrain.console import get_logger, logging_to_file
 from dstrain.distributed import ProcessGroup, is_interrupt
 from dstrain.errors import Interrupted, StateError, SystemFault, UsageError
-from dstrain.lora import base_weights, format_named, lora_state, save_lora_for
-from dstrain.models import components_of
-from dstrain.models.formats import CheckpointFormat
-from dstrain.pipeline import MASK
+from dstrain.lora import lora_state
+from dstrain.runs.checkpoints.component_weights import (
+    key_format,
+    published,
+    save_component,
+)
 from dstrain.runs.checkpoints.directory import (
     FILES,
     LOG,
@@ -47,18 +47,10 @@ from dstrain.runs.checkpoints.run_identity import (
     MODIFIERS,
     PROCESSES,
     data_fingerprint,
-    kept_identities,
     modifiers_in_words,
-    optimizer_identity,
 )
-from dstrain.runs.checkpoints.state import (
-    newest_state,
-    prune_states,
-    published,
-    save_full,
-    save_state,
-    take_part_in_saving,
-)
+from dstrain.runs.checkpoints.saved_states import newest_state, prune_states
+from dstrain.runs.checkpoints.state import save_state, take_part_in_saving
 from dstrain.runs.loop import Saver
 from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import write_list
@@ -253,13 +245,13 @@ class RunDirectory(Saver):
             self.weights = [self.folder / name for name in names]
             with in_eval_mode(run.optimizer):
                 for component, path in zip(components, self.weights, strict=True):
-                    self._save_component(run, path, component)
+                    save_component(run, path, component)
             if averages:
                 decay = {"ema_decay": run.ema.facts["decay"]}
                 with run.ema.applied():
                     for component, average in zip(components, averages, strict=True):
                         path = self.folder / average
-                        self._save_component(run, path, component, decay)
+                        save_component(run, path, component, decay)
             save_state(self.folder / state, training_state(run, self.data_digests))
             RunFiles.read(self.folder).commit()
             remove_set_aside(self.folder)
@@ -296,64 +288,3 @@ class RunDirectory(Saver):
         files.forget_missing()
         if keep:
             files.prune_weights(keep)
-
-    def _save_component(
-        self,
-        run: TrainingRun,
-        path: Path,
-        component: str,
-        entries: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Write one file of weights, with more entries of its header."""
-        setup = self.setup
-        network = run.module.pipeline.components[component]
-        header: dict[str, Any] = {
-            "family": setup.spec.family,
-            "variant": setup.spec.variant,
-            "component": component,
-            "step": str(run.step),
-            "task": setup.task.name,
-            **entries,
-            **{f"version.{name}": one for name, one in setup.versions.items()},
-        }
-        experts = setup.spec.experts
-        expert = experts.expert_of(component) if experts else ""
-        if experts is not None and expert:
-            low, high = experts.ranges[expert]
-            header["timesteps"] = f"{low:g} to {high:g}"
-        model_config = run.found.configs[component]
-        lora_config = run.module.trained.lora.get(component)
-        family = setup.family
-        program = setup.saved_names(component)
-        if lora_config is None:
-            save_full(path, network, model_config, header, key_format(run, component))
-            return
-        effects: tuple[Effect, ...] = ("recipe", "training")
-        if MASK in setup.spec.inputs:
-            effects += ("mask",)
-        values = recorded_values(setup.typed, *effects)
-        recipe = {
-            name: redacted(value) if isinstance(value, str) else value
-            for name, value in values.items()
-        }
-        recipe["learning_rate"] = setup.optimizer.rates.plain
-        recipe |= optimizer_identity(setup)
-        stored = kept_identities(run, {}).get("kept")
-        if stored:
-            recipe["stored"] = stored
-        recipe["steps"] = run.step
-        if setup.preset is not None:
-            recipe["preset_lora"] = setup.preset.digest
-        header["base"] = base_weights(run.found.files[component])
-        header |= {"config": model_config, "recipe": recipe}
-        save_lora_for(program, path, network, lora_config, family, header)
-
-
-def key_format(run: TrainingRun, component: str) -> CheckpointFormat:
-    """Return the format of the keys of a component's weights files."""
-    family = run.setup.family
-    program = format_named(run.setup.saved_names(component))
-    config = run.found.configs[component]
-    found = program.weights(components_of(family)[component], family, config)
-    assert found is not None  # `check_saved_names` has refused the others
-    return found

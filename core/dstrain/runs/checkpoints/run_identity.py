@@ -1,18 +1,14 @@
 """What the numbers of a run depend on, as digests that its states have."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from dstrain.config import (
-    as_flags,
     dataset_flags,
     datasets_of,
-    read_resolved,
     split_commas,
 )
 from dstrain.config.datasets import ALPHA_MASK, MASK_COLUMN
@@ -22,22 +18,19 @@ from dstrain.config.options import (
     options_affecting,
     recorded_values,
 )
-from dstrain.config.plugin_options import plugin_flags
 from dstrain.data.forms import parse_columns
-from dstrain.errors import StateError
 from dstrain.graph import MaskColumn
 from dstrain.models import Config
 from dstrain.models.device import ATTENTION
 from dstrain.pipeline import MASK
 from dstrain.runs.datasets.flags import other_masks
 from dstrain.runs.setup import Setup
-from dstrain.runs.training_run import PlannedTraining, TrainingData, TrainingRun
+from dstrain.runs.training_data import TrainingData
+from dstrain.runs.training_run import PlannedTraining, TrainingRun
 from dstrain.storage import hash_json
 from dstrain.training import CachedSamples
 
 AnyRun = TrainingRun | PlannedTraining
-ROWS = "rows"
-"""End of the entries of `data_fingerprint` that are no digests."""
 PROCESSES = "processes"
 """Entry of the versions in a run's configuration: how many processes trained."""
 MODIFIERS = "plugins that change steps"
@@ -55,55 +48,6 @@ STANDS_FOR = MappingProxyType(
     }
 )
 """Options of the optimizer -> the value of a run without them."""
-
-
-def data_fingerprint(run: TrainingRun) -> dict[str, str]:
-    """Return digests of the data: the metadata's bytes, and the sizes of the files it
-    names.
-
-    Sizes, because reading every image would cost more than it saves. Stage 2 has no
-    files; the keys of its cached values say what these were computed from.
-    """
-    content = _content(run.data)
-    if run.validation.data is not run.data:
-        second = _content(run.validation.data)
-        content |= {f"validation {name}": one for name, one in second.items()}
-    return content
-
-
-def _content(data: TrainingData) -> dict[str, str]:
-    if data.cache_info is not None and isinstance(data.source, CachedSamples):
-        return {
-            "metadata": data.cache_info.dataset["sha256"],
-            ROWS: str(data.cache_info.dataset["rows"]),
-            "cached values of stage 1": data.source.rows.values_digest,
-        }
-    setup = data.setup
-    dataset = setup.dataset
-    sizes = []
-    # The variants of a sample read the same files.
-    for first in dataset.first_variants:
-        row = dataset.rows[first]
-        used = sorted(setup.plan(frozenset(row)).used_inputs)
-        files = [file for name in used for file in row[name].files]
-        sizes.append([os.path.getsize(file) for file in files])
-    return {**_rows_of(setup), "files (by their sizes)": hash_json("sizes", sizes)}
-
-
-def _rows_of(setup: Setup) -> dict[str, str]:
-    return {
-        "metadata": setup.dataset_digest,
-        ROWS: str(len(setup.checked_dataset.table.rows)),
-    }
-
-
-def rows_fingerprint(setup: Setup) -> dict[str, str]:
-    """Return what of `data_fingerprint` is known before stage 1 has computed anything."""
-    content = _rows_of(setup)
-    if setup.validation is not None:
-        second = _rows_of(setup.validation)
-        content |= {f"validation {name}": one for name, one in second.items()}
-    return content
 
 
 def config_digest(run: AnyRun) -> str:
@@ -232,74 +176,54 @@ def _deciding_values(config: TrainConfig) -> dict[str, Any]:
     return values
 
 
-def refuse_other_run(
-    run: AnyRun,
-    saved_digest: str,
-    saved_content: Mapping[str, str],
-    content: Mapping[str, str],
-) -> None:
-    """Raise StateError if a saved state is of another run, or of another dataset, with
-    the entries that differ.
+ROWS = "rows"
+"""End of the entries of `data_fingerprint` that are no digests."""
 
-    Args:
-        run: The run that would resume.
-        saved_digest: The `config_digest` of the saved run.
-        saved_content: Its `data_fingerprint`.
-        content: That of this run, or a part of it.
+
+def data_fingerprint(run: TrainingRun) -> dict[str, str]:
+    """Return digests of the data: the metadata's bytes, and the sizes of the files it
+    names.
+
+    Sizes, because reading every image would cost more than it saves. Stage 2 has no
+    files; the keys of its cached values say what these were computed from.
     """
-    here = {name: one for name, one in content.items() if name in saved_content}
-    found = _differing(saved_content, here)
-    if saved_digest == config_digest(run):
-        if not found:
-            return
-    else:
-        found = _differing_options(run) | found
-    names = ", ".join(found) or "what has no name here, such as sizes of rows"
-    saved = {name: pair[0] for name, pair in found.items()}
-    now = {name: pair[1] for name, pair in found.items()}
-    raise StateError(
-        "--resume",
-        f"the saved run had other options or another dataset: {names}",
-        f"saved: {json.dumps(saved, ensure_ascii=False)}",
-        f"this run: {json.dumps(now, ensure_ascii=False)}",
-        "resume with what was saved, or give another --output_path in place of --resume",
-    )
+    content = _content(run.data)
+    if run.validation.data is not run.data:
+        second = _content(run.validation.data)
+        content |= {f"validation {name}": one for name, one in second.items()}
+    return content
 
 
-def _differing_options(run: AnyRun) -> dict[str, tuple[Any, Any]]:
-    """Return the options that differ from those recorded of the saved run, with both values."""
-    setup = run.setup
-    folder = setup.output
-    if setup.config.resume not in (None, "auto"):
-        folder = Path(str(setup.config.resume)).resolve().parent.parent
-    try:
-        recorded = read_resolved(folder)
-    except StateError:
-        return {}
-    # What is at its default is not written.
-    defaults = {name: one.default for name, one in plugin_flags(TrainConfig).items()}
-    size = str(run.processes.size)
-    same = {**defaults, ATTENTION: "native", PROCESSES: size}
-    saved = {
-        **same,
-        MODIFIERS: NO_MODIFIERS,
-        **recorded,
-        **recorded.get("versions", {}),
+def _content(data: TrainingData) -> dict[str, str]:
+    if data.cache_info is not None and isinstance(data.source, CachedSamples):
+        return {
+            "metadata": data.cache_info.dataset["sha256"],
+            ROWS: str(data.cache_info.dataset["rows"]),
+            "cached values of stage 1": data.source.rows.values_digest,
+        }
+    setup = data.setup
+    dataset = setup.dataset
+    sizes = []
+    # The variants of a sample read the same files.
+    for first in dataset.first_variants:
+        row = dataset.rows[first]
+        used = sorted(setup.plan(frozenset(row)).used_inputs)
+        files = [file for name in used for file in row[name].files]
+        sizes.append([os.path.getsize(file) for file in files])
+    return {**_rows_of(setup), "files (by their sizes)": hash_json("sizes", sizes)}
+
+
+def _rows_of(setup: Setup) -> dict[str, str]:
+    return {
+        "metadata": setup.dataset_digest,
+        ROWS: str(len(setup.checked_dataset.table.rows)),
     }
-    now = {**same, **as_flags(setup.recorded), **setup.versions}
-    now[MODIFIERS] = modifiers_in_words(setup)
-    names = [*options_affecting("training", "resolved"), *setup.spec.constants]
-    if ends_at_last_step(setup.config.lr_scheduler):
-        names += options_affecting("length")
-    names += [PROCESSES, MODIFIERS, ATTENTION]
-    # Versions before an option did not record it.
-    now = {name: now[name] for name in names if name in saved and name in now}
-    return _differing(saved, now)
 
 
-def _differing(
-    saved: Mapping[str, Any], now: Mapping[str, Any]
-) -> dict[str, tuple[Any, Any]]:
-    """Return the entries of the second whose values are others in the first, with both."""
-    pairs = {name: (saved[name], one) for name, one in now.items()}
-    return {name: (one, other) for name, (one, other) in pairs.items() if one != other}
+def rows_fingerprint(setup: Setup) -> dict[str, str]:
+    """Return what of `data_fingerprint` is known before stage 1 has computed anything."""
+    content = _rows_of(setup)
+    if setup.validation is not None:
+        second = _rows_of(setup.validation)
+        content |= {f"validation {name}": one for name, one in second.items()}
+    return content

@@ -20,18 +20,6 @@ from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.setup import Setup
 
 DEFAULT_CAPTION = "default_caption"
-WITHOUT = "train without sharding: a launcher's configuration of MULTI_GPU"
-BY_ROWS = frozenset(
-    {
-        *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam"),
-        *("RMSprop", "Rprop", "SGD", "Lion", "AdamWScheduleFree", "RAdamScheduleFree"),
-        "SGDScheduleFree",
-    }
-)
-"""Classes of optimizers that change each number separately, and so do with rows what they do
-with whole tensors."""
-KNOWN = ("torch.optim.", "pytorch_optimizer.optimizer.lion.", "schedulefree.")
-"""Where these are from."""
 
 
 def refuse_precision(setup: Setup) -> None:
@@ -195,6 +183,20 @@ def loaded_components(setup: Setup) -> list[str]:
         plans.append(make_plan(spec, frozenset(spec.inputs), inference))
     # '' is the run that is not split, which loads what both stages load.
     return list(dict.fromkeys(name for plan in plans for name in plan.components[""]))
+
+
+WITHOUT = "train without sharding: a launcher's configuration of MULTI_GPU"
+BY_ROWS = frozenset(
+    {
+        *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam"),
+        *("RMSprop", "Rprop", "SGD", "Lion", "AdamWScheduleFree", "RAdamScheduleFree"),
+        "SGDScheduleFree",
+    }
+)
+"""Classes of optimizers that change each number separately, and so do with rows what they do
+with whole tensors."""
+KNOWN = ("torch.optim.", "pytorch_optimizer.optimizer.lion.", "schedulefree.")
+"""Where these are from."""
 
 
 def refuse_unshardable(setup: Setup, plans: Sequence[Plan] = ()) -> None:

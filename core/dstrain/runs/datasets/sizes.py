@@ -3,13 +3,15 @@ how much of them is cropped away.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dstrain.console import number_of
-from dstrain.data import Dataset
+from dstrain.data import Cell, Dataset
 from dstrain.data.dataset import Signature
 from dstrain.graph import Column
 from dstrain.training import Order
@@ -99,3 +101,63 @@ def _size_of(common: Signature, columns: Mapping[str, Column]) -> str:
         return ""
     in_space = f"{height} x {width}"
     return f"{frames} frames of {in_space}" if frames > 1 else in_space
+
+
+@dataclass(frozen=True)
+class LargestSample:
+    """The largest sample of a dataset, as JSON data: stage 1 records it, so that a dry run
+    need not look at each row again.
+    """
+
+    place: str
+    """Its row in messages."""
+    inputs: Mapping[str, Mapping[str, Any]]
+    """Input -> its literal, or the kind, mode and shapes of its images or video, or the
+    shapes of its tensors by name."""
+
+
+def largest_sample(
+    dataset: Dataset, name_row: Callable[[int], str]
+) -> LargestSample | None:
+    """Return the largest sample of a dataset, with the longest of its prompts; None if
+    it has none.
+
+    name_row: Names a row in messages.
+    """
+    index = 0
+    largest = (-1, -1)
+    longest: dict[str, Cell] = {}
+    for number, cells in enumerate(dataset.rows):
+        weight = _weight(cells)
+        if weight > largest:
+            index, largest = number, weight
+        for name, cell in cells.items():
+            if cell.kind == "text":
+                before = longest.setdefault(name, cell)
+                longest[name] = max(before, cell, key=lambda one: len(one.literal))
+    if not dataset.rows:
+        return None
+    cells = {
+        name: longest.get(name, cell) for name, cell in dataset.rows[index].items()
+    }
+    place = name_row(int(dataset.sample_ids[index, 0]))
+    return LargestSample(place, {name: _outline(cell) for name, cell in cells.items()})
+
+
+def _weight(cells: Mapping[str, Cell]) -> tuple[int, int]:
+    """Return the pixels and the letters of a sample."""
+    shapes = [shape for cell in cells.values() for shape in cell.shapes]
+    pixels = sum(map(prod, shapes))
+    return pixels, sum(len(str(cell.literal or "")) for cell in cells.values())
+
+
+def _outline(cell: Cell) -> dict[str, Any]:
+    """Return what of a cell decides the size of its value, as JSON data."""
+    if not cell.files:
+        return {"literal": cell.literal}
+    mode = dict(cell.parameters).get("mode", "RGB")
+    shapes = [list(shape) for shape in cell.shapes]
+    if cell.kind == "tensors":
+        names = [name for name, _ in dict(cell.parameters)["tensors"]]
+        return {"tensors": dict(zip(names, shapes, strict=True))}
+    return {"kind": cell.kind, "mode": mode, "shapes": shapes}

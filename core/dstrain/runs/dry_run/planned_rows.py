@@ -16,22 +16,22 @@ from dstrain.data import Dataset, Table
 from dstrain.data.row_checks import check_rows, read_table, without_absent
 from dstrain.errors import about_dataset
 from dstrain.graph import Plan
-from dstrain.runs.build import choose_validation, open_training_data, order_of
+from dstrain.runs.build import choose_validation, order_of
 from dstrain.runs.checks.rows import log_left_out, warnings_of_rows
-from dstrain.runs.datasets.largest import LargestSample, largest_sample
-from dstrain.runs.datasets.sizes import GroupSize, trained_sizes
+from dstrain.runs.datasets.sizes import (
+    GroupSize,
+    LargestSample,
+    largest_sample,
+    trained_sizes,
+)
 from dstrain.runs.datasets.sources import dataset_source, is_published
 from dstrain.runs.feature_plan import check_configs
-from dstrain.runs.launch.settings import world_size
-from dstrain.runs.prompt_rows import (
-    plan_rows,
-    recorded_plan,
-    stored_rows,
-)
+from dstrain.runs.launch.variables import world_size
+from dstrain.runs.prompt_rows import plan_rows, recorded_plan, stored_rows
 from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.unchanged import Unchanged, find_unchanged, may_be_unchanged
-from dstrain.runs.training_run import TrainingData
+from dstrain.runs.training_data import TrainingData, open_training_data
 from dstrain.training import SKIPPED, CachedSamples, hold_out
 
 logger = get_logger(__name__)

@@ -4,32 +4,38 @@ that changes with other options.
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from dstrain.config import as_size
 from dstrain.config.numbers import parse_resolutions
 from dstrain.config.options import TrainConfig
 from dstrain.distributed import Sharding
+from dstrain.errors import DstrainError
 from dstrain.graph import Plan
-from dstrain.models import components_of
+from dstrain.graph.keepers import BEFORE_LORA
+from dstrain.models import Config, components_of, empty_component, find
+from dstrain.models.placing import set_dtype
 from dstrain.pipeline import Pipeline
+from dstrain.pipeline.denoiser_check import entries_that_differ
 from dstrain.pipeline.planned_weights import (
     KeptWeights,
     PlannedComponent,
     kept_weights,
     planned_component,
 )
-from dstrain.runs.build import load_module
 from dstrain.runs.checkpoints.directory import states
 from dstrain.runs.checkpoints.outputs import KEPT_STATES
 from dstrain.runs.checks.flags import refuse_precision
 from dstrain.runs.datasets.flags import most_frames
-from dstrain.runs.datasets.largest import LargestSample
+from dstrain.runs.datasets.sizes import LargestSample
 from dstrain.runs.dry_run.planned_rows import PlannedRows
-from dstrain.runs.launch.settings import machine_size, world_size
+from dstrain.runs.launch.variables import machine_size, world_size
+from dstrain.runs.loaded_module import load_module
 from dstrain.runs.resolve import of_stage, with_keepers
 from dstrain.runs.setup import Setup
 from dstrain.training import SKIPPED, Sample, SampleSource, TrainingModule
@@ -259,3 +265,48 @@ class PlannedRun:
         return Pipeline.from_found(
             setup.family, setup.spec, found, setup.device, setup.dtype, empty=True
         )
+
+
+def described_with_bytes(setup: Setup, plan: Plan) -> dict[str, str]:
+    """Return how components are kept in words, with the bytes that their weights take,
+    those that are as they are loaded left out.
+
+    A component of which no configuration is given is measured as it is first published.
+    Raises UsageError for layers that the given one does not have.
+    """
+    found = setup.keepers.described(plan.components[""])
+    for name, words in found.items():
+        published, config = _config_of(setup, name)
+        component = components_of(setup.family)[name]
+        network = None if config is None else empty_component(component, config)
+        if network is None:
+            continue
+        if not published:
+            setup.keepers.check({name: network}, setup.device, BEFORE_LORA)
+        set_dtype(network, setup.dtype)
+        size = planned_component(name, network.requires_grad_(False), has_lora=False)
+        place = setup.keepers.bytes(name, size.tensors)
+        places = {"on the device": place.device, "in RAM": place.ram}
+        said = [f"{as_size(one)} {where}" for where, one in places.items() if one]
+        words += f": {', '.join(said)}, loaded as {size.dtype}"
+        found[name] = words + published
+    return found
+
+
+def _config_of(setup: Setup, name: str) -> tuple[str, Config | None]:
+    """Return the configuration that the given model files tell of a component; else, that
+    of the first published model that it may be of, after the words that say so.
+    """
+    spec, family = setup.spec, setup.family
+    if setup.models:
+        with suppress(DstrainError):
+            found = find(family, setup.models, [name], (), spec.components, [])
+            if name in found.configs:
+                return "", found.configs[name]
+    experts = spec.experts
+    denoisers = experts.components if experts else (family.default_trainable,)
+    wanted = spec.denoiser_config if name in denoisers else {}
+    for model, config in components_of(family)[name].published.items():
+        if not entries_that_differ(wanted, config):
+            return f", if it is as in {model}", config
+    return "", None

@@ -1,32 +1,26 @@
 """Describe what a run would do, and check what it would check, for `--dry_run`."""
 
-import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.cache import MARKER
 from dstrain.config import split_commas
 from dstrain.config.lora_file import parse_preset
 from dstrain.config.options import options_affecting
-from dstrain.console import fitted, number_of, redacted, status
-from dstrain.data import Cell, Dataset
+from dstrain.console import status
 from dstrain.errors import MissingFiles
 from dstrain.graph import Plan
-from dstrain.pipeline import MASK, Pipeline
+from dstrain.pipeline import Pipeline
 from dstrain.registry import Section
-from dstrain.runs.build import load_module, total_steps, without_effect
 from dstrain.runs.checkpoints.directory import check_start, refuse_unlisted
 from dstrain.runs.checks.flags import refuse_unshardable
-from dstrain.runs.datasets.sizes import group_sizes, size_lines
+from dstrain.runs.dry_run.dry_run_page import DryRun, RunLength
 from dstrain.runs.dry_run.planned_rows import (
-    PlannedRows,
     planned_rows,
-    samples_per_step,
 )
 from dstrain.runs.dry_run.planned_run import PlannedRun
+from dstrain.runs.loaded_module import load_module
 from dstrain.runs.resolve import of_stage
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.unchanged import refuse_folder
@@ -53,166 +47,13 @@ def plan_run(setup: Setup) -> "DryRun":
     # Shown here, since the bars of the rows would end it.
     with status("building the models without weights ..."):
         loaded = _check_models(setup, plans, rows.prompt_plans, absent)
-    length = _Length.of(setup, rows)
+    length = RunLength.of(setup, rows)
     run = PlannedRun.of(
         setup, plans, rows, (length.steps, length.per_epoch), typed, loaded
     )
     found = setup.extensions.answers("dstrain_dry_run", Section, planned=run)
     sections = [section for _, section in found]
     return DryRun(setup, [rows, *second], length, sections, [*dict.fromkeys(absent)])
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """What a dry run says."""
-
-    setup: Setup
-    datasets: Sequence[PlannedRows]
-    """The dataset, and the second one for validation if there is one."""
-    length: "_Length"
-    sections: Sequence[Section]
-    """What plugins say."""
-    absent: Sequence[str]
-    """Files that are not on this machine."""
-
-    def page(self) -> str:
-        """Return it as text."""
-        length = self.length.lines(self.setup, self.datasets[1:])
-        lines = ["", *fitted(["this run", *length])]
-        for section in self.sections:
-            lines += [] if section.is_answer else section.page()
-        if self.absent:
-            missing = [f"    {line}" for line in self.absent]
-            lines += ["", "to fetch", *fitted(missing)]
-        # What a reader looks for comes last, where it is on the screen.
-        for section in self.sections:
-            lines += section.page() if section.is_answer else []
-        return redacted("\n".join(lines) + "\n")
-
-    def as_json(self) -> Iterator[str]:
-        """Yield it as JSON objects: rows, buckets, steps, files, and what plugins say."""
-        for one in self._as_data():
-            yield redacted(json.dumps(one, ensure_ascii=False))
-
-    def _as_data(self) -> Iterator[dict[str, Any]]:
-        for setup, rows in zip(self.setup.datasets, self.datasets, strict=True):
-            if rows.dataset is not None:
-                yield from _row_data(setup, rows.dataset)
-        length = self.length
-        for size, samples, cropped in self.datasets[0].sizes:
-            yield {"bucket": size, "samples": samples, "cropped": round(cropped, 4)}
-        yield {
-            "rows": self.datasets[0].count,
-            "held_out": self.datasets[0].held_out,
-            "samples_per_step": length.samples_per_step,
-            "steps_per_epoch": length.per_epoch,
-            "steps": length.steps,
-            "is_exact": length.is_exact,
-        }
-        for line in self.absent:
-            yield {"to_fetch": line}
-        for section in self.sections:
-            yield {"section": section.title, **section.data}
-
-
-@dataclass(frozen=True)
-class _Length:
-    """How long a run is."""
-
-    rows: PlannedRows
-    samples_per_step: int
-    per_epoch: int | None
-    """Steps of an epoch; where files were not decoded, as if each row was one sample."""
-    steps: int | None
-    is_exact: bool
-    """Whether the steps are known exactly."""
-
-    @classmethod
-    def of(cls, setup: Setup, rows: PlannedRows) -> "_Length":
-        config = setup.config
-        batch = samples_per_step(setup)
-        per_epoch = rows.steps_per_epoch
-        is_exact = per_epoch is not None
-        if per_epoch is None and rows.count:
-            trained = rows.count - rows.held_out
-            per_epoch = math.ceil(trained * config.dataset_repeat / batch)
-        if per_epoch is None:
-            return cls(rows, batch, None, config.max_steps, is_exact)
-        steps = total_steps(config, per_epoch)
-        return cls(rows, batch, per_epoch, steps, is_exact)
-
-    def lines(self, setup: Setup, second: Sequence[PlannedRows]) -> Iterator[str]:
-        """Yield rows and steps."""
-        rows = self.rows
-        if rows.place is not None:
-            yield f"    {rows.in_words()} x {setup.config.dataset_repeat}"
-        if rows.held_out:
-            yield f"    {rows.held_out} of these for validation"
-        for one in second:
-            yield f"    {one.in_words()} for validation"
-        is_stage_1 = setup.stage == "data_process"
-        for line in size_lines(
-            rows.sizes, None if is_stage_1 else self.samples_per_step
-        ):
-            yield f"    {line}"
-        if setup.config.runs_both_stages:
-            yield f"    {_work(setup, [rows, *second])}"
-        if is_stage_1:
-            return
-        yield f"    samples per step: {self.samples_per_step}"
-        steps = number_of(self.steps or 0, "step")
-        if self.is_exact:
-            yield f"    {steps}"
-        elif rows.count:
-            yield f"    {steps}, if each row is one sample and all have the same size"
-        most = max((one.samples for one in rows.sizes), default=0)
-        if self.steps:
-            for line in without_effect(
-                setup.config, self.steps, self.samples_per_step, most
-            ):
-                yield f"    {line}"
-
-
-def _work(setup: Setup, datasets: Sequence[PlannedRows]) -> str:
-    """Say how many rows stage 1 computes before stage 2 trains."""
-    cache = setup.cache_path
-    if all(rows.is_cached for rows in datasets):
-        return f"stage 1 computes nothing: {cache} has the values of all rows"
-    count = number_of(sum(rows.count for rows in datasets), "row")
-    if (cache / MARKER).exists():
-        return f"stage 1 computes what {cache} lacks of {count}"
-    return f"stage 1 computes {count} into {cache}"
-
-
-def _row_data(setup: Setup, dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """Yield each sample of a dataset with its files, texts and size, then the rows that are
-    skipped, each with its fault.
-    """
-    sizes = group_sizes(dataset)
-    for index in dataset.first_variants.tolist():
-        row, chunk = dataset.sample_ids[index].tolist()
-        cells = dataset.rows[index]
-        group = sizes[int(dataset.groups[index])]
-        yield {
-            "row": setup.name_row(row),
-            "sample": chunk,
-            "files": {name: list(one.files) for name, one in _files(cells)},
-            "values": {
-                name: one.literal for name, one in cells.items() if not one.files
-            },
-            "sizes": {name: one.shapes for name, one in _files(cells)},
-            "bucket": group.size,
-            "cropped": round(group.cropped, 4),
-            "repeats": setup.config.dataset_repeat,
-            "has_mask": MASK in cells,
-        }
-    for fault in dataset.skipped:
-        place = setup.in_words(dataset.table.where(fault.row, fault.column))
-        yield {"row": place, "fault": fault.reason}
-
-
-def _files(cells: Mapping[str, Cell]) -> Iterator[tuple[str, Cell]]:
-    return ((name, cell) for name, cell in cells.items() if cell.files)
 
 
 def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:

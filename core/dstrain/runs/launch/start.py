@@ -17,7 +17,9 @@ from accelerate.utils import (
 
 from dstrain.distributed import Sharding
 from dstrain.errors import UsageError
-from dstrain.runs.launch.settings import DEEPSPEED, FSDP, GROUPS, world_size
+from dstrain.runs.launch.deepspeed import DEEPSPEED
+from dstrain.runs.launch.fsdp import FSDP, GROUPS
+from dstrain.runs.launch.variables import world_size
 
 TRANSLATED = (
     DEEPSPEED,

@@ -24,7 +24,7 @@ from dstrain.console import (
     shell_command,
 )
 from dstrain.runs.checkpoints.directory import STATUS
-from dstrain.runs.observers import Observer, WatchedRun
+from dstrain.runs.watched_run import Observer, WatchedRun
 from dstrain.storage import write_json
 from dstrain.training import peak_memory
 

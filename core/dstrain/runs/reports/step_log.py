@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dstrain.errors import SystemFault
 from dstrain.runs.checkpoints.directory import LOSS_CSV, LOSS_JSONL
-from dstrain.runs.observers import Observer, WatchedRun
+from dstrain.runs.watched_run import Observer, WatchedRun
 from dstrain.storage import write_file
 
 NOT_FINITE = ("nan", "inf", "-inf")

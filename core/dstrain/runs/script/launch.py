@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -14,18 +13,17 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dstrain.console import bars_hidden
 from dstrain.distributed import ProcessGroup
-from dstrain.errors import StateError, UsageError, about_rows, nearest
+from dstrain.errors import UsageError, about_rows, nearest
 from dstrain.graph import Column
-from dstrain.lora import format_named, save_lora_for
-from dstrain.models import components_of
 from dstrain.pipeline.arguments import with_sizes
 from dstrain.randomness import SampleKey, digest
-from dstrain.runs.checkpoints.state import save_full
 from dstrain.runs.loop import Saver, run_steps
-from dstrain.runs.observers import Observer, Observers, WatchedRun
+from dstrain.runs.observers import Observers
 from dstrain.runs.reports.progress import Bar, RunStatistics
 from dstrain.runs.script.parts import StepNumbers
-from dstrain.runs.training_run import Training, naming_rows
+from dstrain.runs.script.weights_logger import TrainingLogger
+from dstrain.runs.training_progress import Training, naming_rows
+from dstrain.runs.watched_run import Observer, WatchedRun
 from dstrain.training import MicroBatch, Sample, TrainingModule
 from dstrain.training.loader import Batch
 from dstrain.training.module import keep_frozen_apart
@@ -44,102 +42,6 @@ class Rows(Protocol):
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]:
         """Return a row; it is asked for again in each epoch."""
-
-
-class TrainingLogger(Protocol):
-    """What `launch_training_task` calls, in the main process alone."""
-
-    def on_step_end(self, module: TrainingModule, numbers: StepNumbers) -> None:
-        """Act after an optimizer step."""
-
-    def on_epoch_end(self, module: TrainingModule, epoch: int) -> None:
-        """Act after an epoch, the first of which is 0."""
-
-    def on_training_end(self, module: TrainingModule, step: int) -> None:
-        """Act after the last step."""
-
-
-class WeightsLogger:
-    """Saves what is trained to a folder, under the names that `run` gives its files."""
-
-    def __init__(
-        self,
-        output_path: str | Path,
-        save_steps: int | None = None,
-        lora_format: str = "diffusers",
-        overwrite: bool = False,
-    ) -> None:
-        """Save to a folder; raises StateError if there are weights in it already, and
-        UsageError for another format, or another number of steps.
-
-        Args:
-            output_path: The folder.
-            save_steps: Save every so many steps; by default, after each epoch.
-            lora_format: The program whose key names are saved.
-            overwrite: Whether files that are there may be replaced.
-        """
-        self.folder: Path = Path(output_path)
-        self.save_steps = save_steps
-        self.program: str = format_named(lora_format, "lora_format").name
-        self.weights: tuple[Path, ...] = ()
-        """The files saved last."""
-        if save_steps is not None and save_steps < 1:
-            raise UsageError("save_steps", f"expected 1 or more, got {save_steps}")
-        there = sorted(self.folder.glob("*.safetensors"))
-        if there and not overwrite:
-            what = f"contains {there[0].name}, which was not modified"
-            advice = "give another output_path, or overwrite=True"
-            raise StateError(self.folder, what, advice)
-
-    def on_step_end(self, module: TrainingModule, numbers: StepNumbers) -> None:
-        """Save after every `save_steps` steps."""
-        if self.save_steps is not None and numbers.step % self.save_steps == 0:
-            self.save(module, f"step-{numbers.step}")
-
-    def on_epoch_end(self, module: TrainingModule, epoch: int) -> None:
-        """Save after each epoch, without `save_steps`."""
-        if self.save_steps is None:
-            self.save(module, f"epoch-{epoch}")
-
-    def on_training_end(self, module: TrainingModule, step: int) -> None:
-        """Save the last steps, if they are not."""
-        if self.save_steps is not None and step % self.save_steps != 0:
-            self.save(module, f"step-{step}")
-
-    def save(self, module: TrainingModule, name: str) -> None:
-        """Write one file for each component that is trained; raises SystemFault, and
-        UsageError for a program that has no names for it.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        components = module.trained.components
-        names = [f"{name}.safetensors"]
-        if len(components) > 1:
-            names = [f"{name}.{component}.safetensors" for component in components]
-        self.weights = tuple(self.folder / one for one in names)
-        for component, path in zip(components, self.weights, strict=True):
-            self._save(module, component, path)
-
-    def _save(self, module: TrainingModule, component: str, path: Path) -> None:
-        pipeline = module.pipeline
-        family = pipeline.family
-        header = {
-            "family": pipeline.spec.family,
-            "variant": pipeline.spec.variant,
-            "component": component,
-            "task": module.task.name,
-        }
-        network = pipeline.components[component]
-        lora = module.trained.lora.get(component)
-        if lora is not None:
-            save_lora_for(self.program, path, network, lora, family, header)
-            return
-        config = pipeline.config_entries.get(component, {})
-        known = components_of(family)[component]
-        key_format = format_named(self.program).weights(known, family, config)
-        if key_format is None:
-            what = f"{self.program} has no key names for all of {component}"
-            raise UsageError("lora_format", what)
-        save_full(path, network, config, header, key_format)
 
 
 def launch_training_task(
@@ -195,7 +97,7 @@ def launch_training_task(
         what = "has a learning rate and a weight decay of its own; give no others"
         raise UsageError("optimizer", what)
     # Networks are registered before the wrapper looks for them.
-    first = _sample(module, dataset, 0)
+    first = sample_of(module, dataset, 0)
     with naming_rows("row {}".format), about_rows([0]):
         module.plan(first.inputs)
     keep_frozen_apart(module)
@@ -241,6 +143,32 @@ def _check(accelerator: Accelerator, module: TrainingModule) -> None:
         raise UsageError("accelerator", what)
 
 
+class _CallsLogger(Observer):
+    """Calls the logger of a script in the main process, while the others wait."""
+
+    everywhere = True
+
+    def __init__(self, logger: TrainingLogger) -> None:
+        self.logger = logger
+
+    def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
+        ends_epoch = run.step % run.steps_per_epoch == 0
+        if run.is_main:
+            with bars_hidden():
+                of_step = StepNumbers.of(numbers, run.total_steps)
+                self.logger.on_step_end(run.module, of_step)
+                if ends_epoch:
+                    self.logger.on_epoch_end(run.module, of_step.epoch)
+        if ends_epoch:
+            run.wait()
+
+    def end(self, run: WatchedRun, how: str) -> None:
+        if how == "finished":
+            if run.is_main:
+                self.logger.on_training_end(run.module, run.step)
+            run.wait()
+
+
 @dataclass(kw_only=True)
 class ScriptRun(Training):
     """A training of rows of a script's own."""
@@ -284,39 +212,13 @@ class ScriptRun(Training):
             row = rows[position] if weight else rows[0]
             key = SampleKey(self.seed, epoch, 0, row)
             micro_batch = MicroBatch([key], [weight], len(rows), number == rounds - 1)
-            sample = _sample(self.module, self.dataset, row)
+            sample = sample_of(self.module, self.dataset, row)
             with naming_rows(self.name_row), about_rows([row]):
                 self.module.plan(sample.inputs)
             yield Batch(micro_batch, [sample])
 
 
-class _CallsLogger(Observer):
-    """Calls the logger of a script in the main process, while the others wait."""
-
-    everywhere = True
-
-    def __init__(self, logger: TrainingLogger) -> None:
-        self.logger = logger
-
-    def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
-        ends_epoch = run.step % run.steps_per_epoch == 0
-        if run.is_main:
-            with bars_hidden():
-                of_step = StepNumbers.of(numbers, run.total_steps)
-                self.logger.on_step_end(run.module, of_step)
-                if ends_epoch:
-                    self.logger.on_epoch_end(run.module, of_step.epoch)
-        if ends_epoch:
-            run.wait()
-
-    def end(self, run: WatchedRun, how: str) -> None:
-        if how == "finished":
-            if run.is_main:
-                self.logger.on_training_end(run.module, run.step)
-            run.wait()
-
-
-def _sample(module: TrainingModule, dataset: Rows, row: int) -> Sample:
+def sample_of(module: TrainingModule, dataset: Rows, row: int) -> Sample:
     """Return a row as a sample: by the names of inputs, with the sizes of its images.
 
     Raises UsageError naming the row and what is no input of the variant.

@@ -8,7 +8,7 @@ from typing import Any
 from dstrain.console import bars_hidden
 from dstrain.errors import UsageError
 from dstrain.graph import Task
-from dstrain.runs.observers import STOP, Observer, WatchedRun
+from dstrain.runs.watched_run import STOP, Observer, WatchedRun
 from dstrain.training import TrainingModule
 
 

@@ -9,19 +9,16 @@ from pathlib import Path
 
 from dstrain.distributed import ProcessGroup
 from dstrain.errors import SystemFault
-from dstrain.runs.build import (
-    choose_validation,
-    load_module,
-    open_training_data,
-    order_of,
-    total_steps,
-)
+from dstrain.runs.build import choose_validation, order_of, total_steps
 from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.other_run import refuse_other_run
 from dstrain.runs.checkpoints.outputs import RunDirectory
-from dstrain.runs.checkpoints.run_identity import refuse_other_run, rows_fingerprint
-from dstrain.runs.checkpoints.state import saved_facts
+from dstrain.runs.checkpoints.run_identity import rows_fingerprint
+from dstrain.runs.checkpoints.saved_states import saved_facts
 from dstrain.runs.checks.flags import refuse_unshardable
+from dstrain.runs.loaded_module import load_module
 from dstrain.runs.setup import Setup
+from dstrain.runs.training_data import open_training_data
 from dstrain.runs.training_run import PlannedTraining
 from dstrain.training import TrainingModule
 

@@ -16,6 +16,7 @@ from dstrain.data.dataset import Groups, SampleIds
 from dstrain.graph import Plan, Step
 from dstrain.models import Found, component_digests
 from dstrain.runs.prompt_rows import PromptPlan, plan_rows
+from dstrain.runs.recorded_versions import component_code
 from dstrain.runs.setup import Setup
 from dstrain.storage import Chosen, hash_json
 from dstrain.storage.columns import BATCH_ROWS
@@ -127,7 +128,7 @@ def component_keys(setup: Setup, found: Found, digests: Digests) -> dict[str, st
     """
     components = component_digests(found, digests)
     for name in found.files:
-        code = dict(setup.component_code(name))
+        code = dict(component_code(setup.family, name))
         components[name] = hash_json("component", [components[name], code])
     experts = setup.spec.experts
     if experts is not None:

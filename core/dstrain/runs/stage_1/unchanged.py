@@ -26,7 +26,7 @@ from dstrain.data.forms import Source, texts_of
 from dstrain.errors import DstrainError, UsageError, first_few
 from dstrain.graph import Column
 from dstrain.runs.checks.rows import log_left_out
-from dstrain.runs.datasets.largest import largest_sample
+from dstrain.runs.datasets.sizes import largest_sample
 from dstrain.runs.datasets.sources import dataset_folders, dataset_source
 from dstrain.runs.feature_plan import (
     CacheInfo,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dstrain import Sample, TrainingModule
 from dstrain.runs import open_training_data
-from dstrain.runs.build import load_module
+from dstrain.runs.loaded_module import load_module
 from dstrain.runs.resolve import resolve
 from dstrain_planner.memory.activations import count_activations
 

@@ -10,7 +10,7 @@ from dstrain import TrainingModule
 from dstrain.pipeline.planned_weights import planned_component
 from dstrain.registry import load_family
 from dstrain.runs import open_training_data
-from dstrain.runs.build import load_module
+from dstrain.runs.loaded_module import load_module
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.trained_sets import TrainedSet
 from dstrain_planner.memory.activations import count_activations

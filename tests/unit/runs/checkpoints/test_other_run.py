@@ -13,7 +13,8 @@ import pytest
 from dstrain import StateError
 from dstrain.config.options import options_affecting
 from dstrain.models.device import ATTENTION, NATIVE_ATTENTION
-from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.state import load_state
 from dstrain.storage import read_tensors
 from PIL import Image
 

@@ -13,7 +13,8 @@ import pytest
 from dstrain import Interrupted, StateError, SystemFault, UsageError, run
 from dstrain.cli.main import main
 from dstrain.runs import refuse_early
-from dstrain.runs.checkpoints.state import newest_state, states
+from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.saved_states import newest_state
 from dstrain.storage import RunFiles, lock
 
 from tests.support.runs import PowerCut, changed, config, log, project, stop_at, train

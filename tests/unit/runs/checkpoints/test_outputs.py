@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cli.main import main
-from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.state import load_state
 from dstrain.storage import CHECKSUM, read_tensors
 from safetensors import safe_open
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from dstrain import Batch, StateError, TrainingModule
-from dstrain.runs.checkpoints.state import load_state, save_state, states
+from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.state import load_state, save_state
 from safetensors.torch import save_file
 from torch import Tensor
 

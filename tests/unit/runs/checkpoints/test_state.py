@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 import torch
 from dstrain import StateError
-from dstrain.runs.checkpoints.state import (
-    TrainingState,
-    load_state,
-    newest_state,
-    save_state,
-    states,
-)
+from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.saved_states import newest_state
+from dstrain.runs.checkpoints.state import TrainingState, load_state, save_state
 
 from tests.support.caching_project import plain
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from dstrain import StateError, UsageError
-from dstrain.runs.checkpoints.state import load_state, states
+from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.state import load_state
 from dstrain.runs.resolve import resolve
 from safetensors.torch import load_file, save_file
 

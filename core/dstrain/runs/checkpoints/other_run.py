@@ -1,0 +1,100 @@
+"""Refuse to resume the state of another run, with the entries that differ."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dstrain.config import (
+    as_flags,
+    read_resolved,
+)
+from dstrain.config.options import (
+    TrainConfig,
+    ends_at_last_step,
+    options_affecting,
+)
+from dstrain.config.plugin_options import plugin_flags
+from dstrain.errors import StateError
+from dstrain.models.device import ATTENTION
+from dstrain.runs.checkpoints.run_identity import (
+    MODIFIERS,
+    NO_MODIFIERS,
+    PROCESSES,
+    AnyRun,
+    config_digest,
+    modifiers_in_words,
+)
+
+
+def refuse_other_run(
+    run: AnyRun,
+    saved_digest: str,
+    saved_content: Mapping[str, str],
+    content: Mapping[str, str],
+) -> None:
+    """Raise StateError if a saved state is of another run, or of another dataset, with
+    the entries that differ.
+
+    Args:
+        run: The run that would resume.
+        saved_digest: The `config_digest` of the saved run.
+        saved_content: Its `data_fingerprint`.
+        content: That of this run, or a part of it.
+    """
+    here = {name: one for name, one in content.items() if name in saved_content}
+    found = _differing(saved_content, here)
+    if saved_digest == config_digest(run):
+        if not found:
+            return
+    else:
+        found = _differing_options(run) | found
+    names = ", ".join(found) or "what has no name here, such as sizes of rows"
+    saved = {name: pair[0] for name, pair in found.items()}
+    now = {name: pair[1] for name, pair in found.items()}
+    raise StateError(
+        "--resume",
+        f"the saved run had other options or another dataset: {names}",
+        f"saved: {json.dumps(saved, ensure_ascii=False)}",
+        f"this run: {json.dumps(now, ensure_ascii=False)}",
+        "resume with what was saved, or give another --output_path in place of --resume",
+    )
+
+
+def _differing_options(run: AnyRun) -> dict[str, tuple[Any, Any]]:
+    """Return the options that differ from those recorded of the saved run, with both values."""
+    setup = run.setup
+    folder = setup.output
+    if setup.config.resume not in (None, "auto"):
+        folder = Path(str(setup.config.resume)).resolve().parent.parent
+    try:
+        recorded = read_resolved(folder)
+    except StateError:
+        return {}
+    # What is at its default is not written.
+    defaults = {name: one.default for name, one in plugin_flags(TrainConfig).items()}
+    size = str(run.processes.size)
+    same = {**defaults, ATTENTION: "native", PROCESSES: size}
+    saved = {
+        **same,
+        MODIFIERS: NO_MODIFIERS,
+        **recorded,
+        **recorded.get("versions", {}),
+    }
+    now = {**same, **as_flags(setup.recorded), **setup.versions}
+    now[MODIFIERS] = modifiers_in_words(setup)
+    names = [*options_affecting("training", "resolved"), *setup.spec.constants]
+    if ends_at_last_step(setup.config.lr_scheduler):
+        names += options_affecting("length")
+    names += [PROCESSES, MODIFIERS, ATTENTION]
+    # Versions before an option did not record it.
+    now = {name: now[name] for name in names if name in saved and name in now}
+    return _differing(saved, now)
+
+
+def _differing(
+    saved: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Return the entries of the second whose values are others in the first, with both."""
+    pairs = {name: (saved[name], one) for name, one in now.items()}
+    return {name: (one, other) for name, (one, other) in pairs.items() if one != other}
