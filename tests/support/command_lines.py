@@ -1,5 +1,6 @@
 """A command line that a test adds to, and the same as a configuration."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -20,3 +21,10 @@ def toy_config(**changes: Any) -> TrainConfig:
         "output_path": Path("out"),
     }
     return TrainConfig(**needed | changes)
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what it is shown."""
+
+    def isatty(self) -> bool:
+        return True

@@ -1,6 +1,7 @@
 """Batches of a training run, and their gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 import torch
 from dstrain import Batch, SampleKey, TrainingModule
@@ -46,3 +47,17 @@ def assert_batch_equals_its_samples(ready: TrainingRun, rows: Sequence[int]) -> 
     one, many = gradients(module, [whole]), gradients(module, parts)
     assert one.keys() == many.keys() == set(module.trained.parameters)
     assert max((one[name] - many[name]).abs().max().item() for name in one) <= 1e-6
+
+
+def means_of_parts(ready: TrainingRun, rows: Iterable[int]) -> list[float]:
+    """The mean loss of these rows in each of the four parts of the timesteps."""
+    module = ready.module.eval()
+    module.timestep_sampler = module.timestep_sampler.stratified()
+    samples = {row: ready.data.source.sample(row) for row in rows}
+    return [
+        fmean(
+            module.losses([sample], [SampleKey(0, -1, part, row)]).item()
+            for row, sample in samples.items()
+        )
+        for part in range(4)
+    ]

@@ -27,6 +27,7 @@ from dstrain.console import (
 )
 from dstrain.runs import OwnParts
 
+from tests.support.command_lines import Terminal
 from tests.support.other_platform import OF_OS, without
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -53,11 +54,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr("tqdm.std.time", made)
     return made
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def python(

@@ -1,6 +1,5 @@
 """What graph, generate, toy, export, models and plugins take and print."""
 
-import io
 import json
 import re
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from dstrain.installed import installed
 from dstrain.plugin import Column
 from dstrain.registry import load_family
 
+from tests.support.command_lines import Terminal
 from tests.support.family import MODEL, PIPELINES, write
 
 Install = Callable[..., Path]
@@ -186,11 +186,6 @@ def test_a_variant_is_listed_with_its_own_models(
         assert main(["models", "near", "--variant", variant]) == 0
         said = capsys.readouterr().out
         assert ("Tiny/Other" in said) == (variant == "other")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.usefixtures("tiny")

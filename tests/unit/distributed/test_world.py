@@ -28,16 +28,16 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ran(size: int, here: Path, output: Path, data: str = "data", **more: Any) -> None:
+def command(here: Path, data: str = "data", **more: Any) -> list[str]:
+    models = json.dumps(list(weights_of(here / "model").values()))
+    data_flags = {"dataset_base_path": here / data, "model_paths": models}
+    return words({"model": "tiny", **data_flags, **more})
+
+
+def ran(size: int, here: Path, output: Path, **more: Any) -> None:
     """Run a command in so many processes."""
-    flags = {
-        "model": "tiny",
-        "dataset_base_path": here / data,
-        "model_paths": json.dumps(list(weights_of(here / "model").values())),
-        "learning_rate": 1e-2,
-        **more,
-    }
-    ended = in_processes(size, commands(words(flags)), output)
+    line = command(here, learning_rate=1e-2, **more)
+    ended = in_processes(size, commands(line), output)
     assert ended.codes == (0,) * size, ended.said
 
 
@@ -73,14 +73,8 @@ def test_the_process_that_holds_the_store_ends_after_the_others_have_looked(
         if rank == 1:
             os.close(first_lives)
             Store.check = late  # type: ignore[method-assign]
-        flags = {
-            "model": "tiny",
-            "dataset_base_path": here / "data",
-            "model_paths": json.dumps(list(weights_of(here / "model").values())),
-            "task": "sft:data_process",
-            "feature_cache": tmp_path / "cache",
-        }
-        return commands(words(flags))(rank)
+        stage_1 = {"task": "sft:data_process", "feature_cache": tmp_path / "cache"}
+        return commands(command(here, **stage_1))(rank)
 
     poke = lambda pids: os.close(first_lives)  # noqa: E731
     ended = in_processes(2, work, tmp_path, launched=False, poke=poke)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import Pipeline, SampleKey, StateError, UsageError
+from dstrain import Pipeline, StateError, UsageError
 
 from tests.support.family import write_data
 from tests.support.runs import config, log, train, training_run, validation
+from tests.support.training_batches import means_of_parts
 
 pytestmark = pytest.mark.usefixtures("tiny")
 CAPTIONS = ("cat", "a dog that no other row has", "dog")
@@ -43,18 +44,9 @@ def test_the_loss_is_the_mean_over_its_rows_and_parts_of_the_timesteps(
 ) -> None:
     out = train(here, output_path=tmp_path, max_steps=1, **second(here / "val"))
     ready = training_run(config(here, dataset_base_path=here / "val"))
-    module = ready.module.eval()
-    module.timestep_sampler = module.timestep_sampler.stratified()
-    for part in range(4):
-        losses = [
-            module.losses(
-                [ready.data.source.sample(row)], [SampleKey(0, -1, part, row)]
-            )
-            for row in range(len(CAPTIONS))
-        ]
-        mean = sum(loss.item() for loss in losses) / len(CAPTIONS)
-        found = validation(out)[0][f"validation_loss_q{part + 1}"]
-        assert found == pytest.approx(mean, rel=1e-5)
+    found = [validation(out)[0][f"validation_loss_q{part}"] for part in (1, 2, 3, 4)]
+    means = means_of_parts(ready, range(len(CAPTIONS)))
+    assert found == pytest.approx(means, rel=1e-5)
 
 
 def test_stage_2_reads_its_values_from_the_cache_and_no_file_of_it(

@@ -12,7 +12,6 @@ import torch
 from dstrain import (
     Batch,
     Interrupted,
-    SampleKey,
     StateError,
     TrainingModule,
     UsageError,
@@ -32,6 +31,7 @@ from tests.support.runs import (
     training_run,
     validation,
 )
+from tests.support.training_batches import means_of_parts
 
 pytestmark = pytest.mark.usefixtures("tiny")
 SPLIT: dict[str, Any] = {"validation_split": 0.3}
@@ -66,17 +66,7 @@ def test_the_loss_is_the_mean_over_rows_and_four_parts_of_the_timesteps(
     made = validation(tmp_path)
     assert [row["step"] for row in made] == [0, 2, 3]
     ready = training_run(config(dropping, **SPLIT))
-    module = ready.module.eval()
-    module.timestep_sampler = module.timestep_sampler.stratified()
-    means = []
-    for part in range(4):
-        losses = [
-            module.losses(
-                [ready.data.source.sample(row)], [SampleKey(0, -1, part, row)]
-            )
-            for row in HELD_OUT
-        ]
-        means.append(torch.cat(losses).mean().item())
+    means = means_of_parts(ready, HELD_OUT)
     assert [made[0][name] for name in QUARTERS] == pytest.approx(means, rel=1e-5)
     assert made[0]["validation_loss"] == pytest.approx(sum(means) / 4, rel=1e-5)
     assert made[1]["validation_loss"] != made[0]["validation_loss"]
