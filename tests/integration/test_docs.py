@@ -294,7 +294,7 @@ def project(toy_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ) -> PipelineSpec:
         return with_overrides(spec, family, replace(config, toy=True))
 
-    for module in ("dstrain.runs.resolve", "dstrain.generation.source"):
+    for module in ("dstrain.runs.resolve", "dstrain.generation.pipeline_source"):
         monkeypatch.setattr(f"{module}.with_overrides", small)
     data = tmp_path / "data/example_image_dataset"
     data.mkdir(parents=True)

@@ -8,7 +8,7 @@ from dstrain.generation.inputs import (
     notice as notice,
     parse_arguments as parse_arguments,
 )
-from dstrain.generation.source import (
+from dstrain.generation.pipeline_source import (
     PipelineSource as PipelineSource,
     check_used as check_used,
     open_source as open_source,

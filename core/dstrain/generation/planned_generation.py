@@ -9,7 +9,7 @@ from dstrain.config import as_size
 from dstrain.config.options import GenerateConfig
 from dstrain.console import fitted, number_of
 from dstrain.errors import MissingFiles
-from dstrain.generation.source import PipelineSource
+from dstrain.generation.pipeline_source import PipelineSource
 from dstrain.models import default_device
 from dstrain.pipeline import Pipeline
 from dstrain.pipeline.inference_plan import InferenceCall

@@ -16,8 +16,8 @@ from dstrain.data import save_image_or_video
 from dstrain.data.output import check_output, output_paths
 from dstrain.errors import UsageError
 from dstrain.generation.inputs import naming_flags, notice, parse_arguments
+from dstrain.generation.pipeline_source import PipelineSource, check_used, open_source
 from dstrain.generation.planned_generation import PlannedGeneration
-from dstrain.generation.source import PipelineSource, check_used, open_source
 from dstrain.graph import NEGATIVE, noticing_long_prompts
 from dstrain.models.component_files import named_models
 from dstrain.pipeline import plan_inference

@@ -14,7 +14,7 @@ from dstrain.console import get_logger
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.installed import described
 from dstrain.lora.lora_names import LoraNames, LoraSource, groups_in
-from dstrain.lora.reading import read_layers
+from dstrain.lora.lora_reading import read_layers
 from dstrain.lora.stored import Lora
 from dstrain.models import NATIVE, Config, Shapes
 from dstrain.models.components import Component

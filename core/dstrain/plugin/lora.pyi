@@ -42,7 +42,7 @@ from dstrain.lora.lora_names import (
     LoraSource as LoraSource,
     groups_in as groups_in,
 )
-from dstrain.lora.reading import read_layers as read_layers
+from dstrain.lora.lora_reading import read_layers as read_layers
 from dstrain.lora.stored import (
     FOLDED as FOLDED,
     Lora as Lora,

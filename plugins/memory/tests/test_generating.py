@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dstrain import GenerateConfig, UsageError, generate
 from dstrain.config import LoraFile, with_run_options
-from dstrain.generation.source import open_source
+from dstrain.generation.pipeline_source import open_source
 
 from tests.support import family
 from tests.support.experts import copied_denoiser, let_tiny_have_experts

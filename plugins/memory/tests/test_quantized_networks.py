@@ -12,7 +12,7 @@ import pytest
 import torch
 from dstrain import GenerateConfig, Pipeline
 from dstrain.config import with_run_options
-from dstrain.generation.source import open_source
+from dstrain.generation.pipeline_source import open_source
 from dstrain.graph.keepers import Keepers
 from dstrain.models import StoredLinear, components_of
 from dstrain.pipeline.loading import Loader

@@ -15,7 +15,7 @@ import torch
 from dstrain import GenerateConfig, Interrupted, StateError, generate
 from dstrain.cache import FeatureCache
 from dstrain.config import LoraFile, with_run_options
-from dstrain.generation.source import open_source
+from dstrain.generation.pipeline_source import open_source
 from dstrain.runs.resolve import resolve
 from dstrain_memory import compilation
 from PIL import Image

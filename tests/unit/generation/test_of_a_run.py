@@ -13,7 +13,7 @@ import torch
 from dstrain import GenerateConfig, StateError, UsageError, generate
 from dstrain.cli.main import main
 from dstrain.config import LoraFile, with_run_options
-from dstrain.generation.source import open_source
+from dstrain.generation.pipeline_source import open_source
 
 from tests.support.experts import copied_denoiser, let_tiny_have_experts
 from tests.support.family import weights_of

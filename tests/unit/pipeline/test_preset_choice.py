@@ -10,7 +10,7 @@ import torch
 from dstrain import DstrainError, GenerateConfig, StateError, UsageError
 from dstrain.cli.main import main
 from dstrain.config import with_run_options
-from dstrain.generation.source import open_source
+from dstrain.generation.pipeline_source import open_source
 from dstrain.runs.resolve import resolve
 from dstrain.storage import CHECKSUM, read_tensors, sha256, tensor_shapes
 from safetensors.torch import load_file, save_file

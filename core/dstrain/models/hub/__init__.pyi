@@ -8,6 +8,12 @@ from dstrain.models.hub.fetching import (
     fetch_dataset as fetch_dataset,
     find_paths as find_paths,
 )
+from dstrain.models.hub.model_source import (
+    FLAG as FLAG,
+    ID as ID,
+    ModelSource as ModelSource,
+    may_be_id as may_be_id,
+)
 from dstrain.models.hub.record import (
     RECORD as RECORD,
     SHARD as SHARD,
@@ -16,10 +22,4 @@ from dstrain.models.hub.record import (
     local_files as local_files,
     missing_shards as missing_shards,
     select as select,
-)
-from dstrain.models.hub.source import (
-    FLAG as FLAG,
-    ID as ID,
-    ModelSource as ModelSource,
-    may_be_id as may_be_id,
 )

@@ -12,8 +12,8 @@ from dstrain.config.options import Hub
 from dstrain.console import get_logger, number_of
 from dstrain.errors import DstrainError, StateError, SystemFault, nearest
 from dstrain.models.hub.clients import CLIENTS, first_line, is_absent, is_refused
+from dstrain.models.hub.model_source import ModelSource, find_local
 from dstrain.models.hub.record import Record, select
-from dstrain.models.hub.source import ModelSource, find_local
 from dstrain.storage import file_mark
 from dstrain.storage.locks import FolderLock
 

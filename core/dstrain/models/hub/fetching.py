@@ -7,8 +7,8 @@ from dstrain.config.options import Hub
 from dstrain.errors import MissingFiles, UsageError
 from dstrain.models.hub.download import Download
 from dstrain.models.hub.environment import chosen_hub, offline
+from dstrain.models.hub.model_source import ID, ModelSource, find_local
 from dstrain.models.hub.record import described_shards, local_files
-from dstrain.models.hub.source import ID, ModelSource, find_local
 
 DESCRIPTION = re.compile(r"(?:^|/)(?:tokenizer_)?config\.json$")
 
