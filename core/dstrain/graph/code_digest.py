@@ -70,7 +70,7 @@ def code_of_module(module: str) -> Code:
     package = module.partition(".")[0]
     digests: dict[str, str] = {}
     unknown: list[str] = []
-    left = [(SHARED, False), (module, False)]
+    left = [(name, False) for name in (SHARED, module) if name]
     while left:
         name, is_whole = left.pop()
         if name.partition(".")[0] != package and name != SHARED:
