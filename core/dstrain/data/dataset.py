@@ -215,7 +215,7 @@ class Dataset:
         """Return the error of an input that could not be loaded, with its place in the
         metadata.
         """
-        if row >= len(self.table.rows):  # a sample that no row gives, as of previews
+        if row >= len(self.table.rows):  # a sample that no row gives
             return error
         fault = self.fault(row, name, error)
         place = self.table.where(row, fault.column)
@@ -227,7 +227,7 @@ class Dataset:
         try:
             yield
         except UsageError as error:
-            if row >= len(self.table.rows):  # of a preview
+            if row >= len(self.table.rows):  # a sample that no row gives
                 raise
             raise error.at([self.table.where(row)]) from error
 

@@ -113,7 +113,7 @@ class Loader:
         if self.files.preset is not None:
             preset = self.files.preset
             what = f"preset {preset.path}{preset.changes}"
-            left = "; previews and `generate --run` leave it out"
+            left = "; what is generated is without it"
             into = f"{self.component.name}{left if preset.training_only else ''}"
             logger.info(f"{what} merged into {into}")
             for lora in self._preset_of(loaded).loras:

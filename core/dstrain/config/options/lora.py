@@ -68,7 +68,7 @@ class LoraOptions:
     preset_lora_path: Path | None = converted(
         "LoRA",
         "LoRA file to merge into the weights before training, written as for --lora of "
-        "generate; @training_only leaves it out of previews and `generate --run`.",
+        "generate; @training_only leaves it out of all that is generated.",
         converter=as_optional_path,
         default=None,
         affects={"weights"},

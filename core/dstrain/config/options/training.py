@@ -22,7 +22,7 @@ class TrainingOptions:
     ema_decay: float | None = option(
         "training",
         "Average what is trained over the steps, keeping this share of the average at each (0.9 to 0.9999). "
-        "Saved beside the weights; previews show it.",
+        "Saved beside the weights; what is generated during training shows it.",
         above=0,
         below=1,
     )
