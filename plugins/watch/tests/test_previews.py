@@ -187,7 +187,7 @@ def test_a_preset_for_training_only_is_in_no_preview_and_no_image_of_the_run(
         outputs[name] = train(here, **given)
         said = capfd.readouterr().err
         assert said.count(f"preset {preset}:0.5 merged into dit") == 1
-        assert ("leave it out" in said) == bool(mark)
+        assert ("generated is without it" in said) == bool(mark)
     both, training = outputs.values()
     assert same(without_previews(both), without_previews(training))
     stored = {"fp8_models": flags.get("fp8_models")}
