@@ -7,10 +7,7 @@ from dstrain.cache.addresses import (
     packed as packed,
     prefixes as prefixes,
 )
-from dstrain.cache.in_use import (
-    exclusive as exclusive,
-    readers as readers,
-)
+from dstrain.cache.in_use import exclusive as exclusive, readers as readers
 from dstrain.cache.plan_files import (
     PlanSamples as PlanSamples,
     commit_plans as commit_plans,

@@ -151,10 +151,7 @@ def write_shard(
         address = bytes.fromhex(addresses[number])
         rows[number] = (address, start, end - start, layout, value.digest)
     facts = {"about": dict(about), "layouts": layouts}
-    metadata = {
-        FACTS: _json(facts),
-        TABLE: base64.b64encode(rows.tobytes()).decode(),
-    }
+    metadata = {FACTS: _json(facts), TABLE: base64.b64encode(rows.tobytes()).decode()}
     head = beginning({"__metadata__": metadata, **entries})
     name = _digest(head)
     with (

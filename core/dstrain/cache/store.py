@@ -27,21 +27,8 @@ import xxhash
 from torch import Tensor
 
 from dstrain.cache import plan_files
-from dstrain.cache.addresses import (
-    ABSENT,
-    Addresses,
-    Numbers,
-    as_text,
-    find,
-    packed,
-)
-from dstrain.cache.index import (
-    Index,
-    merged,
-    own_files,
-    read_index,
-    write_index,
-)
+from dstrain.cache.addresses import ABSENT, Addresses, Numbers, as_text, find, packed
+from dstrain.cache.index import Index, merged, own_files, read_index, write_index
 from dstrain.cache.plan_files import PlanSamples
 from dstrain.cache.shards import (
     AGAIN,

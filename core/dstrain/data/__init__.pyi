@@ -21,10 +21,7 @@ from dstrain.data.output import (
     save_image_or_video as save_image_or_video,
     write_video as write_video,
 )
-from dstrain.data.row_checks import (
-    DataConfig as DataConfig,
-    check_rows as check_rows,
-)
+from dstrain.data.row_checks import DataConfig as DataConfig, check_rows as check_rows
 from dstrain.data.table import Fault as Fault, Table as Table
 from dstrain.data.variants import CaptionOptions as CaptionOptions
 from dstrain.data.videos import probe as probe, read_frames as read_frames

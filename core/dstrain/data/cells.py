@@ -236,9 +236,7 @@ def read_literal(value: RawValue, column: Column) -> Cell | None:
 
 
 def image_cell(
-    column: Column,
-    resolution: Resolution,
-    images: Sequence[ImageInfo],
+    column: Column, resolution: Resolution, images: Sequence[ImageInfo]
 ) -> Cell:
     """Return the cell of image files; raise ValueError for an image that is too small."""
     files = tuple(image.path for image in images)

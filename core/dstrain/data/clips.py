@@ -64,9 +64,7 @@ class FrameSampling:
 
 
 def frames_at_rate(
-    timestamps: Sequence[float],
-    end: float,
-    fps: float,
+    timestamps: Sequence[float], end: float, fps: float
 ) -> tuple[int, ...]:
     """Return the frames that show a video at `fps`: for each i, the one at time i / fps.
 

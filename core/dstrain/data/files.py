@@ -60,10 +60,7 @@ class DataRoots:
 
     @classmethod
     def of(
-        cls,
-        base: Path,
-        roots: Iterable[Path],
-        forms: Sequence[Form] = (),
+        cls, base: Path, roots: Iterable[Path], forms: Sequence[Form] = ()
     ) -> "DataRoots":
         """Return the roots that the dataset's flags name; raise UsageError for one that
         is not a folder.

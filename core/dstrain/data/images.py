@@ -97,11 +97,7 @@ class Resolution:
                 )
 
 
-def fit(
-    size: Size,
-    resolution: Resolution,
-    multiple: int,
-) -> Size:
+def fit(size: Size, resolution: Resolution, multiple: int) -> Size:
     """Return the (height, width) at which an image of size (height, width) is loaded.
 
     With a multiple of 0 the size stays. Otherwise it is the fixed size, that of a bucket,

@@ -127,11 +127,7 @@ class _Packet(NamedTuple):
 
 # Size and time of change are part of the cache's key: a changed file is read again.
 @lru_cache(CACHED_FILES)
-def _packets(
-    path: Path,
-    size: int,
-    changed: int,
-) -> Packets:
+def _packets(path: Path, size: int, changed: int) -> Packets:
     with open_video(path) as (container, stream):
         count, shown, seconds = _read_all(container, stream)
         expected = stream.frames
@@ -201,11 +197,7 @@ def _read_all(
     return count, shown, end
 
 
-def _in_order(
-    shown: list[_Packet],
-    time_base: Fraction,
-    rate: float,
-) -> Packets:
+def _in_order(shown: list[_Packet], time_base: Fraction, rate: float) -> Packets:
     """Sort packets by when they are shown; without usable timestamps, at a steady rate."""
     by_pts = {packet.pts: packet for packet in shown if packet.pts is not None}
     count = len(shown)

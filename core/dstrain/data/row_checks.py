@@ -1,14 +1,7 @@
 """Check every row of a table against the inputs of a variant, before anything is decoded."""
 
 from array import array
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,13 +15,7 @@ from dstrain.data.cells import Cell, file_names
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import CheckedSample, Dataset
 from dstrain.data.files import DataRoots, FileInspector
-from dstrain.data.forms import (
-    Reading,
-    Source,
-    find_source,
-    left_out,
-    main_column,
-)
+from dstrain.data.forms import Reading, Source, find_source, left_out, main_column
 from dstrain.data.forms.form import Form
 from dstrain.data.images import Resolution, Size
 from dstrain.data.row_samples import (
@@ -205,10 +192,7 @@ def _samples(
     """Yield the samples of all rows; add what is wrong to the faults."""
     unreadable = {(fault.row, fault.column) for fault in table.faults}
     inspector = FileInspector(
-        columns.values(),
-        config.base_path,
-        (*config.roots, *table.roots),
-        config.forms,
+        columns.values(), config.base_path, (*config.roots, *table.roots), config.forms
     )
     captions = dict.fromkeys(config.caption_inputs, config.captions)
     rows = inspector.with_files(table.rows)
@@ -249,9 +233,7 @@ def _samples(
 
 
 def input_columns(
-    table: Table,
-    config: DataConfig,
-    inputs: Mapping[str, Input],
+    table: Table, config: DataConfig, inputs: Mapping[str, Input]
 ) -> dict[str, Column]:
     """Return input name -> column for the inputs that a dataset can give.
 

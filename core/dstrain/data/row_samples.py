@@ -225,10 +225,7 @@ def short_videos(
 
 
 def _wrong_count(
-    cell: Cell,
-    column: Column,
-    cells: Mapping[str, Cell],
-    columns: Mapping[str, Column],
+    cell: Cell, column: Column, cells: Mapping[str, Cell], columns: Mapping[str, Column]
 ) -> str:
     """Say that a list has another number of entries than its column declares."""
     wanted = column.entries

@@ -218,10 +218,7 @@ class TableRows(Spooled[Mapping[str, RawValue]]):
 
 
 def refuse(
-    where: Path,
-    kind: str,
-    faults: Sequence[str],
-    advice: Sequence[str] = (),
+    where: Path, kind: str, faults: Sequence[str], advice: Sequence[str] = ()
 ) -> None:
     """Raise one UsageError that lists the first 50 faults and counts the others; do
     nothing without faults.

@@ -111,10 +111,7 @@ def _say_hdr(folder: Path) -> None:
 
 
 def read_frames(
-    path: Path,
-    indices: Sequence[int],
-    size: Size | None,
-    view: View = PLAIN,
+    path: Path, indices: Sequence[int], size: Size | None, view: View = PLAIN
 ) -> Pixels:
     """Decode the frames at `indices`, upright, over white, scaled to cover `size`
     (height, width) and cropped as `view` says; None keeps their size.
@@ -237,9 +234,7 @@ def _decode(path: Path, wanted: Sequence[int]) -> Iterator[tuple[int, Image.Imag
 
 
 def _numbered(
-    decoded: Iterable["av.VideoFrame"],
-    packets: Packets,
-    path: Path,
+    decoded: Iterable["av.VideoFrame"], packets: Packets, path: Path
 ) -> Iterator[tuple[int, "av.VideoFrame"]]:
     """Yield each decoded frame with its index in the order shown."""
     if packets.pts:

@@ -17,20 +17,11 @@ from dstrain.runs.training_data import (
     open_training_data,
 )
 from dstrain.runs.training_run import TrainingRun
-from dstrain.training import (
-    SKIPPED,
-    MovingAverage,
-    Order,
-    TrainingModule,
-    hold_out,
-)
+from dstrain.training import SKIPPED, MovingAverage, Order, TrainingModule, hold_out
 from dstrain.training.batching import Groups
 from dstrain.training.loader import Batch
 from dstrain.training.module import keep_frozen_apart
-from dstrain.training.optimizers import (
-    build_lr_scheduler,
-    build_optimizer,
-)
+from dstrain.training.optimizers import build_lr_scheduler, build_optimizer
 from dstrain.training.sharded_networks import Division
 from dstrain.training.updater import Updater
 

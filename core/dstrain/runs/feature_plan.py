@@ -327,10 +327,7 @@ def planned_parts(
 
 
 def changed_folder(
-    plans: Path,
-    plan: Mapping[str, Any],
-    folders: Sequence[str],
-    samples: range,
+    plans: Path, plan: Mapping[str, Any], folders: Sequence[str], samples: range
 ) -> str | None:
     """Return the first frame folder with other names of frames than the plan recorded."""
     for name, digest in frame_folders(plans, plan, samples):

@@ -14,12 +14,8 @@ from dstrain.models.execution import enable_checkpointing
 from dstrain.pipeline import Pipeline
 from dstrain.runs.checkpoints.initial_weights import initial_weights
 from dstrain.runs.setup import Setup
-from dstrain.training import (
-    TrainingModule,
-)
-from dstrain.training.optimizers import (
-    parameter_groups,
-)
+from dstrain.training import TrainingModule
+from dstrain.training.optimizers import parameter_groups
 from dstrain.training.sharded_networks import Division, refuse_single_numbers
 from dstrain.training.trainables import check_start, start_from_lora
 

@@ -99,9 +99,7 @@ def recorded(folder: Path) -> dict[str, list[LongPrompt]]:
 
 
 def note_recorded(
-    log: LongPromptLog,
-    folder: Path,
-    rows: Iterator[tuple[int, Collection[str]]],
+    log: LongPromptLog, folder: Path, rows: Iterator[tuple[int, Collection[str]]]
 ) -> None:
     """Note the rows, each with the addresses of its values, whose values are recorded."""
     known = recorded(folder)

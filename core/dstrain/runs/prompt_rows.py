@@ -91,11 +91,7 @@ def plan_rows(setup: Setup) -> list[PromptPlan]:
     return found
 
 
-def inference_plan(
-    setup: Setup,
-    inputs: Iterable[str],
-    guided: bool,
-) -> Plan:
+def inference_plan(setup: Setup, inputs: Iterable[str], guided: bool) -> Plan:
     """Return the plan of inference with these inputs, split by what is trained."""
     task = generate_task(setup.spec, guided)
     return make_plan(setup.spec, frozenset(inputs), task, setup.trainables.components)
@@ -198,9 +194,7 @@ def row_line(planned: PromptPlan, addresses: Mapping[str, str]) -> dict[str, Any
 
 
 def stored_rows(
-    setup: Setup,
-    cache: FeatureCache,
-    recorded: Sequence[Mapping[str, Any]],
+    setup: Setup, cache: FeatureCache, recorded: Sequence[Mapping[str, Any]]
 ) -> list[PromptPlan]:
     """Return the rows asked for, with their cached values.
 
@@ -223,10 +217,7 @@ def stored_rows(
 
 
 def _stored(
-    setup: Setup,
-    cache: FeatureCache,
-    row: PromptRow,
-    line: Mapping[str, Any],
+    setup: Setup, cache: FeatureCache, row: PromptRow, line: Mapping[str, Any]
 ) -> PromptPlan | None:
     """Return one row with its values; None if what is trained now needs others."""
     plan = recorded_plan(setup, line)

@@ -11,9 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dstrain.distributed import ProcessGroup
 from dstrain.errors import Diverged, DstrainError, UsageError
-from dstrain.training import (
-    TrainingModule,
-)
+from dstrain.training import TrainingModule
 from dstrain.training.loader import Batch
 from dstrain.training.optimizers import effective_rate
 from dstrain.training.updater import Updater

@@ -1,7 +1,4 @@
-from dstrain.data.forms.form import (
-    Given as Given,
-    Source as Source,
-)
+from dstrain.data.forms.form import Given as Given, Source as Source
 from dstrain.data.forms.joined import (
     join_datasets as join_datasets,
     join_sources as join_sources,
@@ -25,10 +22,7 @@ from dstrain.data.forms.naming import (
     other_names as other_names,
     parse_columns as parse_columns,
 )
-from dstrain.data.forms.reading import (
-    Reading as Reading,
-    texts_of as texts_of,
-)
+from dstrain.data.forms.reading import Reading as Reading, texts_of as texts_of
 from dstrain.data.forms.row_files import embedded_folder as embedded_folder
 from dstrain.data.forms.source import (
     ask as ask,

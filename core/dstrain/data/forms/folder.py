@@ -76,10 +76,7 @@ def read_folder(
 
 
 def _table(
-    folder: Path,
-    rows: TableRows,
-    faults: Sequence[Fault],
-    digest: str = "",
+    folder: Path, rows: TableRows, faults: Sequence[Fault], digest: str = ""
 ) -> Table:
     rows.columns = (FILE_NAME, TEXT, CAPTION)
     lines = np.arange(1, len(rows) + 1)

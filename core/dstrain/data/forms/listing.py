@@ -92,10 +92,7 @@ OF_ANOTHER = re.compile(r"(.+)(?:-masklabel|-condlabel|_mask|_control)", re.DOTA
 """The name of what belongs to the image that the group names: OneTrainer's masks and
 control images, and usual names of both.
 """
-OURS = (
-    frozenset({b"run.json", b"logs/"}),
-    frozenset({b"store.json", b"shards/"}),
-)
+OURS = (frozenset({b"run.json", b"logs/"}), frozenset({b"store.json", b"shards/"}))
 """What tells the folder of a run, and of a feature cache."""
 OUR_FOLDERS = frozenset({b"logs/", b"plans/", b"previews/", b"shards/", b"states/"})
 MEMORY = "caption_folders.npy"

@@ -232,11 +232,7 @@ def write_part(
     return [target.folder / "shards" / f"{name}.safetensors" for name in added]
 
 
-def _plan(
-    cache: FeatureCache,
-    path: Path,
-    record: Mapping[str, Any],
-) -> PlanContents:
+def _plan(cache: FeatureCache, path: Path, record: Mapping[str, Any]) -> PlanContents:
     samples = cache.plan_rows(path)
     values = {name: np.full(len(samples), LITERAL, np.int64) for name in samples.names}
     for name, addresses in samples.stored.items():

@@ -69,7 +69,7 @@ def as_lines(found: Mapping[str, Any]) -> str:
     shards = number_of(found["shards"], "shard")
     lines = [
         f"{found['cache']}: {count}, {_counted(found)} in {shards}"
-        f" ({as_size(found['bytes_on_disk'])} on disk)",
+        f" ({as_size(found['bytes_on_disk'])} on disk)"
     ]
     if found["units"]:
         head = ("value", "unit", "samples", "values", "bytes", "mean", "shared")
@@ -162,10 +162,7 @@ def _rows(contents: Contents) -> int:
 
 
 def _count(contents: Contents, chosen: Any) -> dict[str, int]:
-    return {
-        "values": int(chosen.sum()),
-        "bytes": int(contents.nbytes[chosen].sum()),
-    }
+    return {"values": int(chosen.sum()), "bytes": int(contents.nbytes[chosen].sum())}
 
 
 def _counted(found: Mapping[str, Any]) -> str:

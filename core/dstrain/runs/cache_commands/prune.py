@@ -61,10 +61,7 @@ class Pruning:
 
 
 def prune(
-    folder: Path,
-    names: Sequence[str],
-    is_sure: bool,
-    ask: Callable[[], bool] | None,
+    folder: Path, names: Sequence[str], is_sure: bool, ask: Callable[[], bool] | None
 ) -> None:
     """Print what no plan uses and, if that is wanted, remove it.
 

@@ -15,10 +15,7 @@ from dstrain.lora import base_weights, format_named, save_lora_for
 from dstrain.models import NATIVE, components_of, to_checkpoint
 from dstrain.models.formats import CheckpointFormat
 from dstrain.pipeline import MASK
-from dstrain.runs.checkpoints.run_identity import (
-    kept_identities,
-    optimizer_identity,
-)
+from dstrain.runs.checkpoints.run_identity import kept_identities, optimizer_identity
 from dstrain.runs.training_run import TrainingRun
 from dstrain.storage import write_tensors
 from dstrain.storage.tensor_writer import whole

@@ -5,15 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dstrain.config import (
-    as_flags,
-    read_resolved,
-)
-from dstrain.config.options import (
-    TrainConfig,
-    ends_at_last_step,
-    options_affecting,
-)
+from dstrain.config import as_flags, read_resolved
+from dstrain.config.options import TrainConfig, ends_at_last_step, options_affecting
 from dstrain.config.plugin_options import plugin_flags
 from dstrain.errors import StateError
 from dstrain.models.device import ATTENTION

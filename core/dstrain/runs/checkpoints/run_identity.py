@@ -6,11 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config import (
-    dataset_flags,
-    datasets_of,
-    split_commas,
-)
+from dstrain.config import dataset_flags, datasets_of, split_commas
 from dstrain.config.datasets import ALPHA_MASK, MASK_COLUMN
 from dstrain.config.options import (
     TrainConfig,

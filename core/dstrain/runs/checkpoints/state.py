@@ -17,11 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dstrain.errors import StateError, UsageError
-from dstrain.runs.checkpoints.directory import (
-    EMA,
-    FILES,
-    RECORD,
-)
+from dstrain.runs.checkpoints.directory import EMA, FILES, RECORD
 from dstrain.runs.checkpoints.saved_states import FORMAT, damage
 from dstrain.storage import read_tensors, sha256, take_part, write_json, write_tensors
 from dstrain.storage.tensor_writer import is_divided

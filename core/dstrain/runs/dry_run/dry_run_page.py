@@ -13,10 +13,7 @@ from dstrain.pipeline import MASK
 from dstrain.registry import Section
 from dstrain.runs.build import total_steps, without_effect
 from dstrain.runs.datasets.sizes import group_sizes, size_lines
-from dstrain.runs.dry_run.planned_rows import (
-    PlannedRows,
-    samples_per_step,
-)
+from dstrain.runs.dry_run.planned_rows import PlannedRows, samples_per_step
 from dstrain.runs.setup import Setup
 
 

@@ -16,9 +16,7 @@ from dstrain.registry import Section
 from dstrain.runs.checkpoints.directory import check_start, refuse_unlisted
 from dstrain.runs.checks.flags import refuse_unshardable
 from dstrain.runs.dry_run.dry_run_page import DryRun, RunLength
-from dstrain.runs.dry_run.planned_rows import (
-    planned_rows,
-)
+from dstrain.runs.dry_run.planned_rows import planned_rows
 from dstrain.runs.dry_run.planned_run import PlannedRun
 from dstrain.runs.loaded_module import load_module
 from dstrain.runs.resolve import of_stage
@@ -92,10 +90,7 @@ def _check_output(setup: Setup, absent: list[str]) -> None:
 
 
 def _check_models(
-    setup: Setup,
-    plans: Sequence[Plan],
-    prompt_plans: Sequence[Plan],
-    absent: list[str],
+    setup: Setup, plans: Sequence[Plan], prompt_plans: Sequence[Plan], absent: list[str]
 ) -> Pipeline | TrainingModule | None:
     """Compare model files with their networks, and what is trained with these; return
     what the run loads, without memory, or None without model files.

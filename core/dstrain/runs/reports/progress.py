@@ -16,13 +16,7 @@ from typing import Any
 
 import psutil
 
-from dstrain.console import (
-    get_logger,
-    number_of,
-    progress_bar,
-    redacted,
-    shell_command,
-)
+from dstrain.console import get_logger, number_of, progress_bar, redacted, shell_command
 from dstrain.runs.checkpoints.directory import STATUS
 from dstrain.runs.watched_run import Observer, WatchedRun
 from dstrain.storage import write_json

@@ -117,9 +117,7 @@ def _damage(
 
 
 @contextmanager
-def writing(
-    writer: ShardWriter,
-) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def writing(writer: ShardWriter) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Yield a function that adds values, by their addresses, to shards in a thread, as soon
     as there is room; at the end all that was added is committed.
 

@@ -146,10 +146,7 @@ def _words_again(setup: Setup) -> list[str]:
 
 
 def fill(
-    setup: Setup,
-    processes: ProcessGroup,
-    loaded: Loaded | None,
-    words: Sequence[str],
+    setup: Setup, processes: ProcessGroup, loaded: Loaded | None, words: Sequence[str]
 ) -> Loaded | None:
     """Fill the feature cache with the values of one dataset, and write its plan, which
     records the words of the command that makes it again.
