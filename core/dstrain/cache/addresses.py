@@ -56,7 +56,6 @@ def find(
     """Return where each wanted address is among known ones, ABSENT if it is not.
 
     Args:
-        wanted: In any order.
         known: Sorted, each once.
         known_prefixes: Their `prefixes`, which are searched: numbers compare fast.
     """

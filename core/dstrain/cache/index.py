@@ -124,12 +124,9 @@ def write_index(folder: Path, index: Index, is_read: bool = False) -> None:
     """Commit an index in its folder, then remove those that were there; the caller holds
     the lock. Raises SystemFault.
 
-    Args:
-        folder: The folder `index` of a cache.
-        index: Of all its shards.
-        is_read: Whether another process reads the cache. Then the old ones stay until
-            the next is written: on a network file system a file that one machine removes
-            is gone for another that has it mapped.
+    is_read: Whether another process reads the cache. Then the old ones stay until
+        the next is written: on a network file system a file that one machine removes
+        is gone for another that has it mapped.
     """
     import pyarrow as pa
 

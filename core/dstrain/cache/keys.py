@@ -22,13 +22,7 @@ class PlanKeys:
     """
 
     def __init__(self, plan: Plan, components: Mapping[str, str], dtype: str) -> None:
-        """Write down what is hashed of each step, with gaps for the keys of its inputs.
-
-        Args:
-            plan: The plan of the rows.
-            components: Name -> digest of the component.
-            dtype: The compute dtype.
-        """
+        """Write down what is hashed of each step, with gaps for the keys of its inputs."""
         self._steps: list[tuple[list[str], dict[str, str]]] = []
         for step in plan.cached_steps:
             # A hash in the place of each key: nothing else in the text is equal to it.

@@ -215,7 +215,6 @@ def write_plan(
     the lock of the cache.
 
     Args:
-        folder: The folder `plans` of the cache.
         identity: What the plan's values depend on.
         about: Recorded with it; its entry 'dataset' identifies the dataset.
         lines: One per sample: the numbers of `NUMBERS`; `values`, each {'at': address}

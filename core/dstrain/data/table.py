@@ -223,11 +223,7 @@ def refuse(
     """Raise one UsageError that lists the first 50 faults and counts the others; do
     nothing without faults.
 
-    Args:
-        where: The file or folder.
-        kind: What is bad, in the singular.
-        faults: Each with its place.
-        advice: What to do about them.
+    kind: What is bad, in the singular.
     """
     count = len(faults)
     listed = [*faults[:MAX_FAULTS_SHOWN]]

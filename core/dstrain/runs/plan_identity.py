@@ -44,7 +44,6 @@ def plan_identity(
     those of a unit or an input in a record of its own.
 
     Args:
-        setup: The run.
         input_sets: The sets of inputs that its samples have. Each has a plan of its own,
             and all of these count.
         configs: The configurations of the components, on which it may depend how they are

@@ -66,7 +66,6 @@ def prune(
     """Print what no plan uses and, if that is wanted, remove it.
 
     Args:
-        folder: The cache.
         names: Names of plans, or their beginnings: these go as well.
         is_sure: Whether to remove without asking.
         ask: Asks whether to remove what was printed; None where nobody can answer.

@@ -30,8 +30,6 @@ def refuse_other_run(
     the entries that differ.
 
     Args:
-        run: The run that would resume.
-        saved_digest: The `config_digest` of the saved run.
         saved_content: Its `data_fingerprint`.
         content: That of this run, or a part of it.
     """

@@ -83,11 +83,7 @@ def prune_states(output: Path, keep: int, step: int, listed: Collection[str]) ->
 
     A state beyond the step is one that could not be loaded.
 
-    Args:
-        output: The folder with the folder of states.
-        keep: How many states stay.
-        step: The run's step.
-        listed: Paths below `output` that runs wrote. Only states made of these count.
+    listed: Paths below `output` that runs wrote. Only states made of these count.
     """
     done = []
     for folder in states(output):

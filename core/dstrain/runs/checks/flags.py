@@ -203,9 +203,7 @@ def refuse_unshardable(setup: Setup, plans: Sequence[Plan] = ()) -> None:
     """Raise UsageError for a run whose processes would not all put the same weights
     together at the same time, or that needs weights as a whole.
 
-    Args:
-        setup: The run.
-        plans: The plans of its samples, as far as they are known.
+    plans: The plans of its samples, as far as they are known.
     """
     config = setup.config
     trained = setup.trainables.components

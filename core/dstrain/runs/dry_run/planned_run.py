@@ -223,9 +223,7 @@ class PlannedRun:
 
         Raises UsageError for those that the run cannot have.
 
-        Args:
-            config: All options.
-            stage: What to check them for; that of the run without it.
+        stage: What to check them for; that of the run without it.
         """
         setup = self.setup
         if config is setup.config:

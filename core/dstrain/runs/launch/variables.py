@@ -64,10 +64,8 @@ def sharding_of(
     """Return how networks are sharded, and that in one line.
 
     Args:
-        name: What the settings call it.
         mode: none, full or hybrid.
         reshard: Whether a block's weights are given up after its forward pass.
-        offload: Whether what is sharded lies in RAM.
     """
     if mode == "none":
         if offload:

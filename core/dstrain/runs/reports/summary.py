@@ -115,7 +115,6 @@ def log_end(run: TrainingRun, weights: Sequence[Path], steps: int) -> None:
     """Log where the weights are, and the commands that try and convert them.
 
     Args:
-        run: The run.
         weights: Its last weights, in the main process.
         steps: The steps that were made: without any, there was nothing left to do.
     """

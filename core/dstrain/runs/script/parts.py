@@ -102,10 +102,6 @@ class OwnParts:
     def offered_tasks(self, name: str, known: Mapping[str, Task]) -> dict[str, Task]:
         """Return the tasks by name; raises UsageError for a name that is another task's,
         and for tasks of which the run trains none.
-
-        Args:
-            name: The task of the run.
-            known: The other tasks that there are.
         """
         found: dict[str, Task] = {}
         for task in self.tasks:

@@ -50,10 +50,6 @@ def check_training(
     read. Returns the module, without weights.
 
     Raises what loading them raises, and UsageError for what sharding cannot do.
-
-    Args:
-        stage_2: The setup of stage 2.
-        input_sets: The sets of inputs that rows have.
     """
     sets = dict.fromkeys(input_sets)
     plans = [stage_2.plan(inputs) for inputs in sets]

@@ -65,11 +65,8 @@ def data_process(
     """Fill the feature cache with everything that the rows of the datasets need; what is
     there already is not computed again.
 
-    Args:
-        setup: The run.
-        processes: Its processes.
-        stage_2: Stage 2, if the same command runs it next. What it needs is checked
-            before anything is computed, and what was loaded is freed in the end.
+    stage_2: Stage 2, if the same command runs it next. What it needs is checked
+        before anything is computed, and what was loaded is freed in the end.
     """
     found: list[Unchanged] = []
     with ExitStack() as stack:

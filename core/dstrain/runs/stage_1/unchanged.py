@@ -115,9 +115,7 @@ def find_unchanged(setup: Setup, may_fetch: bool = True) -> list[Unchanged]:
     """Return the datasets of the run, if for none of them there is anything to do; else
     nothing. A caller that relies on it holds the lock of the cache.
 
-    Args:
-        setup: The run.
-        may_fetch: Whether model files that are not here are downloaded.
+    may_fetch: Whether model files that are not here are downloaded.
     """
     if not (setup.cache_path / MARKER).exists():
         return []

@@ -9,7 +9,7 @@ import pytest
 from dstrain import SystemFault
 from dstrain.cache import ShardWriter
 from dstrain.runs.stage_1 import computing
-from dstrain.training import loader
+from dstrain.training import sample_sources
 
 from tests.support.caching_family import runs
 from tests.support.caching_project import Place, log_units, write_place
@@ -53,7 +53,7 @@ def test_the_next_sample_is_decoded_while_one_is_computed(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = [Event() for _ in range(ROWS)]
-    load = loader.load_cell
+    load = sample_sources.load_cell
 
     def load_cell(cell: Any) -> Any:
         value = load(cell)
@@ -64,7 +64,7 @@ def test_the_next_sample_is_decoded_while_one_is_computed(
     def wait_for_the_next(number: int) -> None:
         decoded[min(number + 1, ROWS - 1)].wait()
 
-    monkeypatch.setattr(loader, "load_cell", load_cell)
+    monkeypatch.setattr(sample_sources, "load_cell", load_cell)
     assert filled(place, wait_for_the_next) == ROWS
 
 
