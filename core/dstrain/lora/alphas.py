@@ -174,8 +174,8 @@ def alphas_of(
     if not states and file.alpha is None and not means_rank():
         typed = shell_word(replace(file, alpha="rank").typed)
         what = "states no alpha: in `.alpha` keys, in adapter_config.json beside it, or in "
-        what += f"{ADAPTER_HEADER!r} of its header; a wrong one is no error, but another effect"
-        advice = f"most programs take it for the rank: if it is, say so: {typed}"
+        what += f"{ADAPTER_HEADER!r} of its header; programs differ in what they assume"
+        advice = f"if it is the rank, say so where the file is named: {typed}"
         raise StateError(file.path, what, advice)
     if file.alpha is None or file.alpha == "rank":
         return ranks | stated
