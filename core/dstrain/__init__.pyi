@@ -18,7 +18,7 @@ from dstrain.graph.unit_stages import (
     UnitStages as UnitStages,
     split_units as split_units,
 )
-from dstrain.graph.value_kinds import Frames as Frames
+from dstrain.graph.values import Frames as Frames
 from dstrain.lora.layers import LoraConfig as LoraConfig, Trainables as Trainables
 from dstrain.lora.writer import save_lora as save_lora
 from dstrain.models.component_files import ModelConfig as ModelConfig

@@ -20,8 +20,13 @@ from dstrain.cache.store import MARKER
 from dstrain.errors import StateError
 from dstrain.storage import lock
 from dstrain.storage.files import write_fault
-from dstrain.storage.lock_holders import Holder, read_holder, refuse_foreign
-from dstrain.storage.locks import held_file, is_held
+from dstrain.storage.locks import (
+    Holder,
+    held_file,
+    is_held,
+    read_holder,
+    refuse_foreign,
+)
 
 READING = ".reading-"
 """How the names of readers' marks begin."""

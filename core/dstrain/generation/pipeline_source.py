@@ -38,7 +38,7 @@ from dstrain.pipeline import (
 )
 from dstrain.pipeline.inference_plan import find_for_inference
 from dstrain.pipeline.keeping import with_presets
-from dstrain.pipeline.variant_scores import score_inputs
+from dstrain.pipeline.variant_choice import score_inputs
 from dstrain.registry import ModelFamily, load_family
 from dstrain.storage.file_digests import ModelDigests
 

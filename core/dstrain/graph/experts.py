@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dstrain.graph.frozen import freeze
+from dstrain.graph.read_only import freeze
 
 
 @dataclass(frozen=True)

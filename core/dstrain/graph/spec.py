@@ -10,7 +10,6 @@ from typing import Any
 
 from dstrain.errors import UsageError, nearest
 from dstrain.graph.experts import ExpertSchedule
-from dstrain.graph.frozen import ConvertedField, freeze
 from dstrain.graph.function_spec import CONTEXT, FunctionSpec, component_of
 from dstrain.graph.inputs import (
     Column,
@@ -21,6 +20,7 @@ from dstrain.graph.inputs import (
     with_measured,
 )
 from dstrain.graph.noise_schedule import FlowMatchSchedule, constrain_nothing
+from dstrain.graph.read_only import ConvertedField, freeze
 from dstrain.graph.unit import Task, Unit
 
 GIVEN_TO_MODEL_FN = ("noisy_latents", "timestep")

@@ -12,8 +12,7 @@ from dstrain.errors import UsageError
 from dstrain.graph.function_spec import POSITIVE, FunctionSpec
 from dstrain.graph.inputs import Column, Constant, Input
 from dstrain.graph.read_only import read_only
-from dstrain.graph.value_kinds import kind_of
-from dstrain.graph.values import copy_value
+from dstrain.graph.values import copy_value, kind_of
 
 
 @dataclass(frozen=True, init=False)

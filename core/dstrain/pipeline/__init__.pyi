@@ -27,6 +27,8 @@ from dstrain.pipeline.sampling import (
     seeded_noise as seeded_noise,
 )
 from dstrain.pipeline.start_image import start_input as start_input
-from dstrain.pipeline.variant_choice import choose_variant as choose_variant
-from dstrain.pipeline.variant_constants import with_overrides as with_overrides
-from dstrain.pipeline.variant_scores import score_columns as score_columns
+from dstrain.pipeline.variant_choice import (
+    choose_variant as choose_variant,
+    score_columns as score_columns,
+    with_overrides as with_overrides,
+)

@@ -42,8 +42,7 @@ from dstrain.pipeline.model_choice import choose_model, naming_keywords
 from dstrain.pipeline.sampler_options import OnStep, SamplerOptions
 from dstrain.pipeline.sampling import check_noise, integrate, seeded_noise
 from dstrain.pipeline.start_image import fitted_start
-from dstrain.pipeline.variant_choice import choose_variant
-from dstrain.pipeline.variant_scores import score_inputs
+from dstrain.pipeline.variant_choice import choose_variant, score_inputs
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry import ModelFamily, disabling, extensions_in_use
 

@@ -1,13 +1,112 @@
 """Choose the variant of a family that a run means."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
+from dstrain.config.options import ModelChoice
+from dstrain.data import read_literal
 from dstrain.errors import DstrainError, UsageError
+from dstrain.graph import Column, PipelineSpec, as_column
 from dstrain.models import ModelConfig, component_at, components_of
 from dstrain.models.needed_components import denoiser_config
 from dstrain.pipeline.denoiser_check import fitting_variants
-from dstrain.pipeline.variant_scores import Scorer
 from dstrain.registry import ModelFamily, variant_of
+
+Score = tuple[int, int]
+"""(names of what is given that a variant uses, less the names that it lacks)."""
+Scorer = Callable[[PipelineSpec], Score | None]
+"""Rates how well a variant fits what is given (a dataset's columns, the inputs of
+inference); None if it cannot run with them.
+"""
+
+
+def score_columns(
+    columns: Collection[str],
+    extra: Collection[str],
+    file_keys: Collection[str] | None = None,
+) -> Scorer:
+    """Return a function that scores variants by the columns of a dataset that they use;
+    None if a variant lacks one that it needs, or does not know an extra input.
+
+    Args:
+        columns: The dataset's columns.
+        extra: Inputs or columns that the variant has to know.
+        file_keys: The columns whose files are loaded; None for all.
+    """
+
+    def score(spec: PipelineSpec) -> Score | None:
+        known = {
+            name: source.name
+            for name, source in spec.inputs.items()
+            if isinstance(source, Column)
+            and (file_keys is None or not source.is_file or source.name in file_keys)
+        }
+        present = {name: column for name, column in known.items() if column in columns}
+        names = {*known, *present.values()}
+        if not names.issuperset(extra):
+            return None
+        if not spec.can_train(frozenset(present)):
+            return None
+        used = len(set(present.values()))
+        return used, used - len(set(known.values()))
+
+    return score
+
+
+def score_inputs(inputs: Collection[str]) -> Scorer:
+    """Return a function that scores variants by the inputs of inference that they use;
+    None if a variant lacks one that it needs.
+    """
+
+    def score(spec: PipelineSpec) -> Score | None:
+        present = frozenset(inputs) & set(spec.inputs)
+        if not spec.can_train(present | set(spec.defaults)):
+            return None
+        return len(present), 0
+
+    return score
+
+
+STEPS = "num_inference_steps"
+TOY_STEPS = 4
+"""Most denoising steps of a toy by default: its images are noise after any number."""
+
+
+def with_overrides(
+    spec: PipelineSpec, family: ModelFamily, config: ModelChoice
+) -> PipelineSpec:
+    """Return the pipeline spec with the constants that flags, or --toy, give, and with
+    few denoising steps by default for a toy.
+
+    Raises UsageError for text that is not a valid value, and for the flag of a constant
+    that the variant does not have.
+    """
+    flags = config.family_options
+    for option in family.options:
+        if option.name not in flags:
+            continue
+        acts = option.component or option.saves or option.name in spec.constants
+        variants = option.variants or family.variants
+        if not acts or spec.variant not in variants:
+            what = f"has no effect: variant {spec.variant} does not use it"
+            raise UsageError(f"--{option.name}", what)
+    changed: dict[str, Any] = {}
+    for name, constant in spec.constants.items():
+        if flags.get(name) is not None:
+            try:
+                cell = read_literal(flags[name], as_column(name, constant))
+            except ValueError as error:
+                raise UsageError(f"--{name}", str(error)) from error
+            if cell is None:
+                raise UsageError(f"--{name}", "is blank")
+            changed[name] = replace(constant, value=cell.literal)
+        elif config.toy and constant.toy is not None:
+            changed[name] = replace(constant, value=constant.toy)
+    defaults = dict(spec.defaults)
+    if config.toy and STEPS in defaults:
+        defaults[STEPS] = min(defaults[STEPS], TOY_STEPS)
+    return replace(spec, inputs={**spec.inputs, **changed}, defaults=defaults)
 
 
 def choose_variant(

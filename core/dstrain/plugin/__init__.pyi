@@ -56,8 +56,7 @@ from dstrain.graph.noise_schedule import (
 )
 from dstrain.graph.spec import PipelineSpec as PipelineSpec
 from dstrain.graph.unit import Task as Task
-from dstrain.graph.value_kinds import Frames as Frames
-from dstrain.graph.values import PLAIN_TENSORS as PLAIN_TENSORS
+from dstrain.graph.values import PLAIN_TENSORS as PLAIN_TENSORS, Frames as Frames
 from dstrain.models.components import Component as Component, Files as Files
 from dstrain.models.formats import (
     CheckpointFormat as CheckpointFormat,

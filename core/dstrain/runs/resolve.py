@@ -28,7 +28,7 @@ from dstrain.pipeline import (
     with_overrides,
 )
 from dstrain.pipeline.keeping import given_expert
-from dstrain.pipeline.variant_scores import Score, Scorer
+from dstrain.pipeline.variant_choice import Score, Scorer
 from dstrain.registry import ModelFamily, PromptRow, extensions_in_use, load_family
 from dstrain.runs.checkpoints.state import refuse_unwritable
 from dstrain.runs.checks.flags import (

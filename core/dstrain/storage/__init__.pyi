@@ -3,6 +3,7 @@ from dstrain.storage.file_digests import Digests as Digests
 from dstrain.storage.file_memory import ManyFiles as ManyFiles
 from dstrain.storage.files import (
     check_writable as check_writable,
+    read_limited as read_limited,
     replacing as replacing,
     write_file as write_file,
     write_json as write_json,
@@ -13,7 +14,6 @@ from dstrain.storage.hashing import (
     sha256 as sha256,
 )
 from dstrain.storage.lazy_sequences import Chosen as Chosen
-from dstrain.storage.limited_reading import read_limited as read_limited
 from dstrain.storage.locks import lock as lock
 from dstrain.storage.run_files import (
     BAD_SAMPLES as BAD_SAMPLES,

@@ -6,7 +6,7 @@ from PIL import Image
 from torch import Tensor
 
 from dstrain.graph import Frames
-from dstrain.graph.value_kinds import KINDS
+from dstrain.graph.values import KINDS
 
 CLASSES = ((Tensor, "tensor"), (Image.Image, "image"), (Frames, "video"))
 

@@ -21,7 +21,7 @@ import torch
 from dstrain.errors import InputError
 from dstrain.graph.inputs import Column, Constant, InferenceOnly, Measured
 from dstrain.graph.noise_schedule import LatentConstraint
-from dstrain.graph.value_kinds import (Frames)
+from dstrain.graph.values import (Frames)
 from PIL import Image
 from torch import Tensor
 

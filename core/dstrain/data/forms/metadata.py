@@ -16,7 +16,7 @@ import numpy as np
 from dstrain.console import number_of
 from dstrain.data.table import Fault, RawValue, Table, TableRows, refuse, text_fault
 from dstrain.errors import SystemFault, UsageError
-from dstrain.storage.limited_reading import open_limited
+from dstrain.storage.files import open_limited
 
 SUFFIXES = (".csv", ".json", ".jsonl")
 MAX_BYTES = 2**30

@@ -44,7 +44,7 @@ from dstrain.console import (
 from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.runs.cache_commands.contents import rewrite_shard
 from dstrain.storage.columns import open_columns
-from dstrain.storage.memory_file import is_own, is_whole
+from dstrain.storage.file_memory import is_own, is_whole
 
 logger = get_logger(__name__)
 AGAIN = "to fill it again, run the commands of stage 1 that filled it"
