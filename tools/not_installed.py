@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.config.fields import own_flags
-from dstrain.not_installed import ABSENT
+from dstrain.installed import ABSENT
 
 ROOT = Path(__file__).parents[1]
 

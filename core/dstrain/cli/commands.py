@@ -19,9 +19,8 @@ from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.help import Group
 from dstrain.cli.plugin_lists import models, plugins
 from dstrain.config import validate, with_run_options
-from dstrain.config.json_schema import schema
 from dstrain.config.options import GenerateConfig, TrainConfig
-from dstrain.config.plugin_options import broken_records
+from dstrain.config.plugin_options import broken_records, schema
 from dstrain.console import fitted, get_logger, shell_command, status
 from dstrain.errors import UsageError
 

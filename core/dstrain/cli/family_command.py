@@ -38,7 +38,7 @@ from dstrain.config.options import ModelChoice, TrainConfig
 from dstrain.config.plugin_options import headings
 from dstrain.console import get_logger, number_of, status
 from dstrain.errors import UsageError
-from dstrain.not_installed import how_to_have
+from dstrain.installed import how_to_have
 from dstrain.registry import ModelFamily, Option
 
 if TYPE_CHECKING:  # it imports pluggy

@@ -12,7 +12,7 @@ from dstrain.config.options import TrainConfig
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.console import get_logger
 from dstrain.errors import UsageError
-from dstrain.not_installed import is_default_of_absent
+from dstrain.installed import is_default_of_absent
 from dstrain.registry import ModelFamily
 
 logger = get_logger(__name__)

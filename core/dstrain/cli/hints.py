@@ -10,7 +10,7 @@ import click
 from dstrain.config import flags
 from dstrain.config.options import GenerateConfig
 from dstrain.errors import SIMILAR, nearest
-from dstrain.not_installed import how_to_have
+from dstrain.installed import how_to_have
 
 FLAG = re.compile(r"--(\w+)")
 ELSEWHERE = frozenset({"config_file"})

@@ -11,8 +11,7 @@ from dstrain.cli.click_options import COMMAND_NAMES
 from dstrain.cli.help import Group
 from dstrain.console import get_logger
 from dstrain.errors import UsageError, nearest
-from dstrain.installed import COMMAND_GROUP, installed
-from dstrain.not_installed import how_to_have
+from dstrain.installed import COMMAND_GROUP, how_to_have, installed
 
 logger = get_logger(__name__)
 OFFERED = "dstrain.commands_of_plugins"

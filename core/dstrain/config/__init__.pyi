@@ -21,11 +21,11 @@ from dstrain.config.plugin_options import (
 from dstrain.config.serialize import (
     CONFIG as CONFIG,
     as_flags as as_flags,
+    command_line as command_line,
     read_resolved as read_resolved,
     with_run_options as with_run_options,
     write_resolved as write_resolved,
 )
-from dstrain.config.typed_command import command_line as command_line
 from dstrain.config.validation import validate as validate
 from dstrain.config.value_syntax import (
     NamedInput as NamedInput,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast, dataclass_transform
 from dstrain.config.fields import option
 from dstrain.config.plugin_options import flags, flags_by_name, plugin_flags
 from dstrain.errors import nearest
-from dstrain.not_installed import how_to_have
+from dstrain.installed import how_to_have
 
 T = TypeVar("T")
 Accepted = TypeVar("Accepted")

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal
 
 from dstrain.errors import UsageError, nearest
-from dstrain.not_installed import how_to_have
+from dstrain.installed import how_to_have
 
 Group = Literal[
     "model",

@@ -1,6 +1,7 @@
 from dstrain.lora.adapters import (
     add_layers as add_layers,
     inject as inject,
+    load_layers as load_layers,
     lora_layers as lora_layers,
     lora_state as lora_state,
 )
@@ -13,7 +14,6 @@ from dstrain.lora.file_formats import (
     known_formats as known_formats,
     read_lora as read_lora,
 )
-from dstrain.lora.filling import load_layers as load_layers
 from dstrain.lora.layer_names import (
     base_shapes as base_shapes,
     matching_names as matching_names,

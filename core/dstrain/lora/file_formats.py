@@ -12,7 +12,7 @@ from dstrain.config import LoraFile
 from dstrain.config.options.output import OutputOptions
 from dstrain.console import get_logger
 from dstrain.errors import DstrainError, StateError, UsageError
-from dstrain.installed import described
+from dstrain.installed import described, how_to_have
 from dstrain.lora.lora_names import LoraNames, LoraSource, groups_in
 from dstrain.lora.lora_reading import read_layers
 from dstrain.lora.stored import Lora
@@ -20,7 +20,6 @@ from dstrain.models import NATIVE, Config, Shapes
 from dstrain.models.components import Component
 from dstrain.models.formats import CheckpointFormat
 from dstrain.models.weights import LORA_KEY
-from dstrain.not_installed import how_to_have
 from dstrain.registry import ModelFamily, disabled_plugins, extensions_in_use
 from dstrain.storage import read_tensors
 

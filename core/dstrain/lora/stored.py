@@ -11,9 +11,9 @@ from types import MappingProxyType
 from torch import Tensor
 
 from dstrain.errors import StateError, first_few
+from dstrain.installed import how_to_have
 from dstrain.lora.layers import Change, Layer
 from dstrain.lora.types import LoraType, known_types
-from dstrain.not_installed import how_to_have
 from dstrain.registry import disabled_plugins
 
 FOLDED = MappingProxyType({"scale": "in lora_B"})

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from dstrain.config.options import LoraOptions
 from dstrain.errors import UsageError
+from dstrain.installed import how_to_have
 from dstrain.lazy import import_name
 from dstrain.lora.layers import Layer, LoraLayer
-from dstrain.not_installed import how_to_have
 from dstrain.registry import disabled_plugins, extensions_in_use
 
 

@@ -20,8 +20,8 @@ from dstrain.pipeline.masked_spec import (
 )
 from dstrain.pipeline.pipeline import Pipeline as Pipeline
 from dstrain.pipeline.preset_choice import find_preset as find_preset
-from dstrain.pipeline.sampler_options import SamplerOptions as SamplerOptions
 from dstrain.pipeline.sampling import (
+    SamplerOptions as SamplerOptions,
     inference_sigmas as inference_sigmas,
     integrate as integrate,
     seeded_noise as seeded_noise,

@@ -16,10 +16,10 @@ from dstrain.graph import (
 )
 from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.models import Found, ModelConfig, find
-from dstrain.pipeline.denoiser_check import check_denoiser
 from dstrain.pipeline.loss_masks import LATENTS
-from dstrain.pipeline.sampler_options import SamplerOptions
+from dstrain.pipeline.sampling import SamplerOptions
 from dstrain.pipeline.start_image import check_start
+from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry import ModelFamily
 
 

@@ -39,8 +39,13 @@ from dstrain.pipeline.keeping import keepers_for_inference
 from dstrain.pipeline.loading import NO_PARTS, load_components
 from dstrain.pipeline.loss_masks import LATENTS
 from dstrain.pipeline.model_choice import choose_model, naming_keywords
-from dstrain.pipeline.sampler_options import OnStep, SamplerOptions
-from dstrain.pipeline.sampling import check_noise, integrate, seeded_noise
+from dstrain.pipeline.sampling import (
+    OnStep,
+    SamplerOptions,
+    check_noise,
+    integrate,
+    seeded_noise,
+)
 from dstrain.pipeline.start_image import fitted_start
 from dstrain.pipeline.variant_choice import choose_variant, score_inputs
 from dstrain.randomness import Rng, SampleKey

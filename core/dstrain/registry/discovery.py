@@ -10,11 +10,11 @@ from dstrain.installed import (
     HOOK_GROUP,
     OPTIONS_GROUP,
     Installed,
+    how_to_have,
     installed,
     refuse_clash,
     refuse_other_interface,
 )
-from dstrain.not_installed import how_to_have
 from dstrain.registry.family import ModelFamily
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dstrain.config import validate
 from dstrain.config.options import TrainConfig
-from dstrain.config.typed_command import refill_advice
+from dstrain.config.serialize import refill_advice
 from dstrain.console import fitted, get_logger, is_main_process, redacted
 from dstrain.distributed import ProcessGroup, distributed_run
 from dstrain.errors import (

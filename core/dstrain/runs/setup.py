@@ -24,9 +24,9 @@ from dstrain.graph.timestep_sampler import TimestepSampler
 from dstrain.lora import Trainables, format_named, known_formats
 from dstrain.models import DTYPES, Found, ModelConfig, find, precision
 from dstrain.pipeline import MASK, find_preset, with_masks_of_dataset, with_presets
-from dstrain.pipeline.denoiser_check import check_denoiser
 from dstrain.pipeline.masked_spec import refuse_no_masks
 from dstrain.pipeline.preset_choice import Preset
+from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry import Extensions, ModelFamily, Option, PromptRow
 from dstrain.runs.datasets.flags import data_config, masks_of
 from dstrain.runs.datasets.sources import installed_forms, is_published

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.errors import StateError
-from dstrain.storage.file_memory import MARK, ManyFiles, unreadable
+from dstrain.storage.file_memory import (
+    MARK,
+    ManyFiles,
+    save_for_user,
+    unreadable,
+    user_cache,
+)
 from dstrain.storage.hashing import FileMark, file_mark, files_in, hash_json, sha256
-from dstrain.storage.user_cache import save_for_user, user_cache
 
 MODEL_FILES = "model_files.npy"
 

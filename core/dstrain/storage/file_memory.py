@@ -4,7 +4,8 @@ import hashlib
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,27 @@ def _mark(marks: Sequence[int]) -> bytes:
         return MARK.pack(*marks)
     data = struct.pack(f"<{len(marks)}q", *(number % 2**63 for number in marks))
     return hashlib.blake2b(data, digest_size=MARK.size).digest()
+
+
+VARIABLE = "DSTRAIN_CACHE"
+
+
+def user_cache(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder of what is remembered for a user; None for one without a home."""
+    if environment.get(VARIABLE):
+        return Path(environment[VARIABLE])
+    # A relative one counts as unset, says the XDG Base Directory Specification.
+    xdg = Path(environment.get("XDG_CACHE_HOME", ""))
+    if xdg.is_absolute():
+        return xdg / "dstrain"
+    with suppress(RuntimeError):
+        return Path.home() / ".cache" / "dstrain"
+    return None
+
+
+def save_for_user(memory: ManyFiles) -> None:
+    """Store what is remembered in a user's folder, where that is possible."""
+    if user_cache() is not None:
+        with suppress(SystemFault, OSError):
+            memory.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            ManyFiles.save(memory)

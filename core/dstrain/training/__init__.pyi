@@ -1,8 +1,10 @@
 from dstrain.training.batching import (
     SKIPPED as SKIPPED,
+    MicroBatch as MicroBatch,
     Order as Order,
     Position as Position,
     RepeatedRows as RepeatedRows,
+    split_across_ranks as split_across_ranks,
 )
 from dstrain.training.distill import (
     LATENTS as LATENTS,
@@ -25,10 +27,6 @@ from dstrain.training.memory import (
     is_out_of_memory as is_out_of_memory,
     oom_as_error as oom_as_error,
     peak_memory as peak_memory,
-)
-from dstrain.training.micro_batches import (
-    MicroBatch as MicroBatch,
-    split_across_ranks as split_across_ranks,
 )
 from dstrain.training.module import TrainingModule as TrainingModule
 from dstrain.training.sample_sources import (

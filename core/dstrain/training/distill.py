@@ -14,7 +14,7 @@ from dstrain.graph import Column, ConstrainLatents, Task
 from dstrain.graph.inputs import at_least
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
 from dstrain.pipeline import seeded_noise
-from dstrain.pipeline.sampler_options import NOISE_DEVICE
+from dstrain.pipeline.sampling import NOISE_DEVICE
 from dstrain.training.losses import SFT, InferenceSigmas, Sampler, mean_square
 
 LATENTS, SIGMAS = "latents", "sigmas"

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset as TorchDataset
 from dstrain.console import get_logger, number_of
 from dstrain.data.cells import is_scaled
 from dstrain.errors import DstrainError, SystemFault
-from dstrain.training.micro_batches import MicroBatch
+from dstrain.training.batching import MicroBatch
 from dstrain.training.sample_sources import DecodedSamples, Sample, SampleSource
 
 logger = get_logger(__name__)

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypedDict
 
-from dstrain.cache.keys import PlanKeys
+from dstrain.cache.addresses import PlanKeys
 from dstrain.data import Cell, input_key
 from dstrain.graph import Step
 from dstrain.graph.unit import Unit

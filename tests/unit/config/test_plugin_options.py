@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from dstrain.cli.main import main
 from dstrain.config import as_flags, flags_by_name, validate
-from dstrain.config.json_schema import schema
 from dstrain.config.options import GenerateConfig, TrainConfig, recorded_values
+from dstrain.config.plugin_options import schema
 from dstrain.config.plugin_records import records
 from dstrain.errors import UsageError
 

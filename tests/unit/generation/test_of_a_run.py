@@ -114,7 +114,7 @@ def test_an_option_of_a_plugin_that_is_gone_is_refused_where_it_changes_the_imag
 ) -> None:
     adds = {"options": {"mist": None, "swap": None, "grain": 1}, "generate": {}}
     adds["generate"] = {"mist": "", "grain": ""}
-    monkeypatch.setattr("dstrain.not_installed._absent", lambda: {"gone": adds})
+    monkeypatch.setattr("dstrain.installed._absent", lambda: {"gone": adds})
     train(here, max_steps=1)
     place = here / "out/logs/config.json"
     recorded = json.loads(place.read_text())

@@ -7,7 +7,7 @@ import pytest
 from dstrain import StateError
 from dstrain.storage import sha256
 from dstrain.storage.file_digests import ModelDigests
-from dstrain.storage.user_cache import user_cache
+from dstrain.storage.file_memory import user_cache
 
 from tests.support.clock import settle
 from tests.support.unreadable import make_unreadable

@@ -19,7 +19,7 @@ from dstrain.data.table import MAX_CELL_LENGTH, text_fault, unicode_forms
 from dstrain.errors import POINTER, SystemFault, UsageError
 from dstrain.graph import Column, Input
 from dstrain.storage import ManyFiles, read_limited
-from dstrain.storage.user_cache import save_for_user, user_cache
+from dstrain.storage.file_memory import save_for_user, user_cache
 
 CAPTIONS = (".txt", ".caption", ".json")
 """Endings of files with captions."""

@@ -33,7 +33,7 @@ from dstrain.data.table import (
 )
 from dstrain.errors import DstrainError, SystemFault, UsageError
 from dstrain.storage import check_writable, replacing, sha256
-from dstrain.storage.user_cache import VARIABLE, user_cache
+from dstrain.storage.file_memory import VARIABLE, user_cache
 
 MOST_BYTES = 2**31
 """Bytes of an embedded file."""

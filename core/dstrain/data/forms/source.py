@@ -11,7 +11,7 @@ from dstrain.data.forms.form import ID, URL, Form, Given, Source
 from dstrain.data.forms.listing import left_out, list_media
 from dstrain.data.forms.metadata import SUFFIXES, metadata_files
 from dstrain.errors import DstrainError, UsageError, nearest
-from dstrain.not_installed import absent_names, how_to_have
+from dstrain.installed import absent_names, how_to_have
 from dstrain.registry import Extensions
 
 logger = get_logger(__name__)

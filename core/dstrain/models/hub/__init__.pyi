@@ -1,4 +1,4 @@
-from dstrain.models.hub.environment import (
+from dstrain.models.hub.clients import (
     chosen_hub as chosen_hub,
     hub_of_environment as hub_of_environment,
     model_base as model_base,

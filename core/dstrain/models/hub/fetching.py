@@ -5,8 +5,8 @@ from pathlib import Path
 
 from dstrain.config.options import Hub
 from dstrain.errors import MissingFiles, UsageError
+from dstrain.models.hub.clients import chosen_hub, offline
 from dstrain.models.hub.download import Download
-from dstrain.models.hub.environment import chosen_hub, offline
 from dstrain.models.hub.model_source import ID, ModelSource, find_local
 from dstrain.models.hub.record import described_shards, local_files
 

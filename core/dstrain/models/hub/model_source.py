@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from dstrain.config.options import Hub
-from dstrain.models.hub.clients import Kind
-from dstrain.models.hub.environment import (
+from dstrain.models.hub.clients import (
     DATASET_BASE_VARIABLE,
     MODEL_BASE_VARIABLES,
+    Kind,
     dataset_base,
     model_base,
 )

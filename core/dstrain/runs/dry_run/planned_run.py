@@ -21,13 +21,13 @@ from dstrain.graph.keepers import BEFORE_LORA
 from dstrain.models import Config, components_of, empty_component, find
 from dstrain.models.placing import set_dtype
 from dstrain.pipeline import Pipeline
-from dstrain.pipeline.denoiser_check import entries_that_differ
 from dstrain.pipeline.planned_weights import (
     KeptWeights,
     PlannedComponent,
     kept_weights,
     planned_component,
 )
+from dstrain.pipeline.variant_choice import entries_that_differ
 from dstrain.runs.checkpoints.directory import states
 from dstrain.runs.checkpoints.outputs import KEPT_STATES
 from dstrain.runs.checks.flags import refuse_precision

@@ -13,7 +13,7 @@ from dstrain.cache import MARKER, FeatureCache, ShardWriter, readers, stored_pla
 from dstrain.cache.in_use import remove_dead_marks
 from dstrain.cache.store import LOG
 from dstrain.config import command_line
-from dstrain.config.typed_command import command_words, new_start
+from dstrain.config.serialize import command_words, new_start
 from dstrain.console import get_logger, logging_to_file, redacted, secrets
 from dstrain.distributed import ProcessGroup
 from dstrain.errors import first_few, secret_error

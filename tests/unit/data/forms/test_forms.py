@@ -191,7 +191,7 @@ def test_a_form_opens_urls_of_its_own(tmp_path: Path) -> None:
 def test_what_a_plugin_reads_that_is_not_installed_is_answered_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dstrain.not_installed._is_there", lambda *_: False)
+    monkeypatch.setattr("dstrain.installed._is_there", lambda *_: False)
     for name in ("a.png", "a.txt", "data/train.parquet", "b/rows.parquet"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -200,13 +200,13 @@ def test_what_a_plugin_reads_that_is_not_installed_is_answered_with_its_line(
         with pytest.raises(UsageError, match="no installed plugin reads") as caught:
             find_source(*given)
         assert "pip install ./plugins/datasets" in str(caught.value)
-    monkeypatch.setattr("dstrain.not_installed._is_there", lambda *_: True)
+    monkeypatch.setattr("dstrain.installed._is_there", lambda *_: True)
     with monkeypatch.context() as installed:
         # No folder is gone through for nothing.
         installed.setattr("os.listdir", None)
         installed.setattr(Path, "iterdir", None)
         assert find_source(tmp_path).form == "folder"
-    monkeypatch.setattr("dstrain.not_installed._is_there", lambda *_: False)
+    monkeypatch.setattr("dstrain.installed._is_there", lambda *_: False)
     with pytest.raises(UsageError, match="pip install"):
         fetch("https://a.example/x.png", ())
     with pytest.raises(UsageError, match="pip install") as caught:
