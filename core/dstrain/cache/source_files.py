@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.cache.plan_files import open_part
-from dstrain.storage.hashing import FileMark, RecordedFile, first_changed
+from dstrain.storage.hashing import FileMark
+from dstrain.storage.recorded_files import RecordedFile, first_changed
 
 FILES_AT_ONCE = 512
 SLOW = 1e-4

@@ -37,7 +37,8 @@ from dstrain.runs.datasets.sources import (
 from dstrain.runs.plan_identity import USE, VALIDATION, plan_identity
 from dstrain.runs.setup import Setup
 from dstrain.storage import hash_json
-from dstrain.storage.hashing import files_in, first_changed
+from dstrain.storage.hashing import files_in
+from dstrain.storage.recorded_files import first_changed
 from dstrain.training import CachedSamples
 
 logger = get_logger(__name__)

@@ -110,8 +110,7 @@ class RunFiles:
         """Remove all weights but those of the `keep` steps written last."""
         weights = self.weights()
         # Without those that several files of one step repeat.
-        newest_first = list(dict.fromkeys(reversed(weights.values())))
-        kept = newest_first[:keep]
+        kept = list(dict.fromkeys(reversed(weights.values())))[:keep]
         self.remove([path for path, step in weights.items() if step not in kept])
 
     def _write(self) -> None:
