@@ -169,7 +169,7 @@ CASES = (
     Case("a damaged plan", STAGE_2, RUN, first=(STAGE_1,), prepare=damage("cache/plans/*"),
          mend=remove("cache/plans/*")),
     Case("shards that are gone", STAGE_2, RUN, first=(STAGE_1,), prepare=remove("cache/shards/*")),
-    Case("a damaged shard, removed", ("cache", "verify", "cache", "--repair"), "fill it again, run: (.+)",
+    Case("a damaged shard, removed", ("cache", "verify", "cache", "--repair"), "again, run in .*: (dstrain.+)",
          first=(STAGE_1,), prepare=damage("cache/shards/*", 20)),
     Case("another plan", (*STAGE_2, "--max_pixels", "99999"), RUN, first=(STAGE_1,)),
     Case("another plan, checked", (*STAGE_2, "--max_pixels", "99999", "--dry_run", "--device_memory", "24"), RUN,
@@ -280,17 +280,11 @@ def test_what_a_message_advises_works(
 
 
 @pytest.mark.parametrize(
-    ("family", "variant", "words"),
-    (
-        ("wan", "t2v", ["--model_id", "toy", "--variant", "t2v"]),
-        ("wan", "i2v", ["--model_id", "toy"]),
-        ("qwen_image", "base", ["--model_id", "toy"]),
-    ),
+    ("family", "variant"), (("wan", "t2v"), ("wan", "i2v"), ("qwen_image", "base"))
 )
 def test_a_toy_is_used_as_the_command_that_writes_it_says(
     family: str,
     variant: str,
-    words: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -299,7 +293,6 @@ def test_a_toy_is_used_as_the_command_that_writes_it_says(
     toy = ["toy", "--model", family, "--variant", variant, "--output", "toy"]
     assert main(toy) == 0
     advised = shlex.split(capsys.readouterr().out.partition("use it with ")[2])
-    assert advised == words
     Path("data").mkdir()
     if family == "wan":
         film(Path("data/a.mp4"), steady(9, 16))

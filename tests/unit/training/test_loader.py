@@ -23,7 +23,7 @@ from dstrain.training import (
 
 from tests.support.caching_project import Place, filled_place, plain
 
-LIMIT = 60.0
+LIMIT = 30.0
 """Seconds that no test waits."""
 
 
