@@ -29,23 +29,23 @@ from dstrain.pipeline.generated import Layers as Layers, Video as Video
 from dstrain.pipeline.pipeline import Pipeline as Pipeline
 from dstrain.randomness import Rng as Rng, SampleKey as SampleKey
 from dstrain.runs.runner import run as run
-from dstrain.runs.script.launch import launch_training_task as launch_training_task
 from dstrain.runs.script.parts import (
     Callback as Callback,
     RunResult as RunResult,
     StepNumbers as StepNumbers,
 )
+from dstrain.runs.script.training_task import (
+    launch_training_task as launch_training_task,
+)
 from dstrain.runs.script.weights_logger import (
     TrainingLogger as TrainingLogger,
     WeightsLogger as WeightsLogger,
 )
-from dstrain.training.distill import (
-    DIRECT_DISTILL as DIRECT_DISTILL,
-    TRAJECTORY_IMITATION as TRAJECTORY_IMITATION,
-)
 from dstrain.training.loader import Batch as Batch
 from dstrain.training.losses import (
+    DIRECT_DISTILL as DIRECT_DISTILL,
     SFT as SFT,
+    TRAJECTORY_IMITATION as TRAJECTORY_IMITATION,
     Predict as Predict,
     flow_match as flow_match,
 )

@@ -23,7 +23,7 @@ from dstrain.distributed import liveness, world
 from dstrain.distributed.liveness import Heartbeat
 from dstrain.runs.checkpoints.directory import states
 from dstrain.runs.checkpoints.saved_states import damage
-from dstrain.runs.launch import start
+from dstrain.runs.launch import accelerator
 from dstrain.runs.stage_1 import computing, precompute
 from dstrain.runs.stage_1.computing import WAITING
 
@@ -506,7 +506,7 @@ def test_a_process_that_hangs_ends_the_run_after_a_time_and_is_named_outside_of_
     stage, function, own = case
     monkeypatch.setattr(world, "Heartbeat", partial(Heartbeat, timeout=5.0))
     monkeypatch.setattr(liveness, "INTERVAL", 0.3)
-    monkeypatch.setattr(start, "COLLECTIVE_LIMIT", timedelta(seconds=5))
+    monkeypatch.setattr(accelerator, "COLLECTIVE_LIMIT", timedelta(seconds=5))
     folder = tmp_path / "cut"
     line = words(flags(here, stage, folder))
     call = 2 if stage == STAGE_1 else 4

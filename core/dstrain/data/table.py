@@ -12,7 +12,7 @@ import numpy as np
 from dstrain.console import URL
 from dstrain.errors import UsageError
 from dstrain.storage import Chosen
-from dstrain.storage.columns import Numbers
+from dstrain.storage.lazy_sequences import Numbers
 from dstrain.storage.spool import Spool
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from dstrain.pipeline.masked_spec import (
 )
 from dstrain.pipeline.pipeline import Pipeline as Pipeline
 from dstrain.pipeline.preset_choice import find_preset as find_preset
-from dstrain.pipeline.sampling import (
+from dstrain.pipeline.sampler import (
     SamplerOptions as SamplerOptions,
     inference_sigmas as inference_sigmas,
     integrate as integrate,

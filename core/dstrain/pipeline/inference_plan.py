@@ -17,7 +17,7 @@ from dstrain.graph import (
 from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.models import Found, ModelConfig, find
 from dstrain.pipeline.loss_masks import LATENTS
-from dstrain.pipeline.sampling import SamplerOptions
+from dstrain.pipeline.sampler import SamplerOptions
 from dstrain.pipeline.start_image import check_start
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry import ModelFamily

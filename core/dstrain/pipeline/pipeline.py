@@ -39,7 +39,7 @@ from dstrain.pipeline.keeping import keepers_for_inference
 from dstrain.pipeline.loading import NO_PARTS, load_components
 from dstrain.pipeline.loss_masks import LATENTS
 from dstrain.pipeline.model_choice import choose_model, naming_keywords
-from dstrain.pipeline.sampling import (
+from dstrain.pipeline.sampler import (
     OnStep,
     SamplerOptions,
     check_noise,

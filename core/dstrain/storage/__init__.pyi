@@ -1,4 +1,4 @@
-from dstrain.storage.columns import Chosen as Chosen, write_columns as write_columns
+from dstrain.storage.columns import write_columns as write_columns
 from dstrain.storage.file_digests import Digests as Digests
 from dstrain.storage.file_memory import ManyFiles as ManyFiles
 from dstrain.storage.files import (
@@ -13,6 +13,7 @@ from dstrain.storage.hashing import (
     hash_json as hash_json,
     sha256 as sha256,
 )
+from dstrain.storage.lazy_sequences import Chosen as Chosen
 from dstrain.storage.locks import lock as lock
 from dstrain.storage.run_files import (
     BAD_SAMPLES as BAD_SAMPLES,

@@ -6,72 +6,14 @@ needed. An Arrow file has no checksum of its own; the name is one.
 """
 
 import os
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
-import numpy as np
 import xxhash
 
 from dstrain.errors import StateError, SystemFault
 from dstrain.storage.files import REPLACES_OPEN_FILES, replacing
-
-Numbers = Sequence[int] | np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
-
-
-@dataclass(frozen=True)
-class Chosen(Sequence[Any]):
-    """Some of the values of a sequence, made when they are used."""
-
-    values: Sequence[Any]
-    numbers: Numbers
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self.numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Chosen": ...
-    def __getitem__(self, index: int | slice) -> Any:
-        """Return one of them, or those of a slice."""
-        if isinstance(index, slice):
-            return Chosen(self.values, self.numbers[index])
-        return self.values[self.numbers[index]]
-
-
-class Joined(Sequence[Any]):
-    """Several sequences, one after the other."""
-
-    def __init__(self, parts: Sequence[Sequence[Any]]) -> None:
-        """Join sequences that do not change any more."""
-        self._parts = parts
-        self._ends = list(accumulate(map(len, parts)))
-
-    def __len__(self) -> int:
-        """Return how many values there are."""
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Chosen: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        """Return one of them, or those of a slice."""
-        if isinstance(index, slice):
-            return Chosen(self, range(len(self))[index])
-        number = range(len(self))[index]
-        part = bisect_right(self._ends, number)
-        return self._parts[part][number - (self._ends[part - 1] if part else 0)]
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the values in order."""
-        return chain.from_iterable(self._parts)
-
 
 SUFFIX = ".arrow"
 BATCH_ROWS = 16_384

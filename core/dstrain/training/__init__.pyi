@@ -6,11 +6,6 @@ from dstrain.training.batching import (
     RepeatedRows as RepeatedRows,
     split_across_ranks as split_across_ranks,
 )
-from dstrain.training.distill import (
-    LATENTS as LATENTS,
-    OWN_TASKS as OWN_TASKS,
-    SIGMAS as SIGMAS,
-)
 from dstrain.training.ema import (
     MovingAverage as MovingAverage,
     in_eval_mode as in_eval_mode,
@@ -20,7 +15,12 @@ from dstrain.training.held_out import (
     with_skipped_rows as with_skipped_rows,
 )
 from dstrain.training.loader import load_batches as load_batches
-from dstrain.training.losses import SFT as SFT
+from dstrain.training.losses import (
+    LATENTS as LATENTS,
+    OWN_TASKS as OWN_TASKS,
+    SFT as SFT,
+    SIGMAS as SIGMAS,
+)
 from dstrain.training.memory import (
     LESS_MEMORY as LESS_MEMORY,
     collect_memory as collect_memory,

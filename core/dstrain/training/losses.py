@@ -1,15 +1,19 @@
 """Compute losses, one number per sample, from `predict` and the values they read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dstrain.errors import UsageError
-from dstrain.graph import POSITIVE, ConstrainLatents, Task
+from dstrain.graph import POSITIVE, Column, ConstrainLatents, Task
+from dstrain.graph.inputs import at_least
 from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, LatentConstraint, Velocity
 from dstrain.graph.timestep_sampler import TimestepSampler
+from dstrain.pipeline import seeded_noise
+from dstrain.pipeline.sampler import NOISE_DEVICE
 from dstrain.randomness import Rng
 
 
@@ -27,7 +31,7 @@ class Predict(Protocol):
 
 Sampler = Callable[[Velocity, Tensor, int], LatentConstraint]
 """(velocity, noise, steps) -> the sampler's final latents, with gradients; see
-`dstrain.pipeline.sampling.integrate`.
+`dstrain.pipeline.sampler.integrate`.
 """
 InferenceSigmas = Callable[[Tensor, int], Tensor]
 """(latents, steps) -> the (steps + 1,) sigmas of the sampler for latents of this size."""
@@ -105,3 +109,155 @@ def _relative(loss_weight: Tensor, mask: Tensor | None, error: Tensor) -> Tensor
 
 
 SFT = Task.of("sft", flow_match)
+
+
+LATENTS, SIGMAS = "latents", "sigmas"
+"""The tensors of a trajectory's file: (1, steps + 1, channels, ...) and (1, steps + 1),
+both fp32, from the initial noise on."""
+CLOSE = 1e-6
+"""By how much sigmas may differ: another version of a library may round them differently."""
+
+
+def direct_distill(
+    predict: Callable[..., Tensor],
+    input_latents: Tensor,
+    num_inference_steps: int,
+    seed: list[int],
+    rand_device: list[str] | None = None,
+    loss_weight: Tensor | None = None,
+    *,
+    sampler: Sampler,
+) -> Tensor:
+    """Return the mean square per sample of the student's final latents minus those of
+    the teacher's image, `input_latents` (batch, channels, ...): (batch,) fp32.
+
+    Each sample starts from the noise that inference draws from its `seed`. All steps
+    are run with gradients and without guidance. What the variant keeps fixed is masked
+    out.
+    """
+    devices = rand_device or [NOISE_DEVICE] * len(seed)
+    shape = (1, *input_latents.shape[1:])
+    noises = []
+    for own_seed, device in zip(seed, devices, strict=True):
+        noise = seeded_noise(shape, own_seed, device)
+        noises.append(noise.to(input_latents.device))
+    final = sampler(predict, torch.cat(noises), num_inference_steps)
+    return mean_square(final.latents - input_latents, final.mask, loss_weight)
+
+
+def trajectory_imitation(
+    predict: Callable[..., Tensor],
+    trajectory: list[Mapping[str, Tensor]],
+    num_inference_steps: int,
+    loss_weight: Tensor | None = None,
+    *,
+    constrain_latents: ConstrainLatents,
+    inference_sigmas: InferenceSigmas,
+) -> Tensor:
+    """Return the mean square per sample, over the student's steps, of its velocity
+    minus the one that leads from the teacher's latents at the beginning of the step to
+    those at its end: (batch,) fp32.
+
+    Every step begins at the teacher's latents, those of `trajectory` at its sigmas.
+    What the variant keeps fixed is masked out. Raises UsageError for trajectories of
+    another number of steps, or of other sigmas than those of the variant's sampler.
+    """
+    for one in trajectory:
+        if not {LATENTS, SIGMAS} <= one.keys():
+            what = f"is a file with {', '.join(one)}; expected {LATENTS} and {SIGMAS}"
+            raise UsageError("trajectory", what, TRAJECTORY_ADVICE)
+    path = torch.cat([one[LATENTS] for one in trajectory])
+    noise = path[:, 0]
+    sigmas = trajectory[0][SIGMAS][0]
+    _check_sigmas(
+        [one[SIGMAS][0] for one in trajectory],
+        num_inference_steps,
+        noise,
+        inference_sigmas,
+    )
+    losses = []
+    for step in range(num_inference_steps):
+        timestep = (sigmas[step] * TRAIN_TIMESTEPS).expand(len(path))
+        start = constrain_latents(path[:, step], timestep, noise)
+        velocity = (path[:, step + 1] - start.latents) / (
+            sigmas[step + 1] - sigmas[step]
+        )
+        prediction = predict(start.latents, start.timestep).float()
+        losses.append(mean_square(prediction - velocity, start.mask, loss_weight))
+    return torch.stack(losses).mean(0)
+
+
+def _check_sigmas(
+    found: list[Tensor], steps: int, latents: Tensor, inference_sigmas: InferenceSigmas
+) -> None:
+    wanted = inference_sigmas(latents, steps).to(latents.device)
+    for sigmas in found:
+        # Memory is planned with zeros of the same shape.
+        if not sigmas.any():
+            continue
+        if len(sigmas) == len(wanted) and torch.allclose(sigmas, wanted, 0, CLOSE):
+            continue
+        found_here, sampled = (
+            [round(one, 4) for one in row.tolist()] for row in (sigmas, wanted)
+        )
+        what = (
+            f"has the latents at sigmas {found_here}, and those of {steps} steps of this "
+            f"model's sampler are {sampled}"
+        )
+        raise UsageError("trajectory", what, TRAJECTORY_ADVICE)
+
+
+def _check_device(device: str) -> str:
+    try:
+        seeded_noise((1,), 0, device)
+    except UsageError as error:
+        return error.what
+    return ""
+
+
+def _check_scale(scale: float) -> str:
+    if scale == 1:
+        return ""
+    return (
+        f"expected 1 or a blank value, got {scale:g}: the student runs without guidance; "
+        "the teacher's is in its images"
+    )
+
+
+NOISE_COLUMNS = MappingProxyType(
+    {
+        "seed": Column("seed", "integer", check=at_least(0)),
+        "rand_device": Column("rand_device", check=_check_device),
+    }
+)
+"""Columns that decide a row's initial noise."""
+DIRECT_DISTILL = Task.of(
+    "direct_distill",
+    direct_distill,
+    inputs={
+        **NOISE_COLUMNS,
+        "num_inference_steps": Column(
+            "num_inference_steps", "integer", same_in_batch=True, check=at_least(1)
+        ),
+        "cfg_scale": Column("cfg_scale", "number", check=_check_scale),
+    },
+)
+TRAJECTORY_ADVICE = (
+    "dstrain generate --dataset TABLE --trajectory makes a dataset with it"
+)
+TRAJECTORY_IMITATION = Task.of(
+    "trajectory_imitation",
+    trajectory_imitation,
+    inputs={
+        "trajectory": Column("trajectory", "tensors", advice=TRAJECTORY_ADVICE),
+        "num_inference_steps": DIRECT_DISTILL.inputs["num_inference_steps"],
+        "cfg_scale": DIRECT_DISTILL.inputs["cfg_scale"],
+        # How the trajectory was made; the table may be that of direct distillation.
+        "seed": Column("seed", "integer"),
+        "rand_device": Column("rand_device"),
+    },
+)
+OWN_TASKS = MappingProxyType(
+    {task.name: task for task in (SFT, DIRECT_DISTILL, TRAJECTORY_IMITATION)}
+)
+"""The built-in tasks by name."""

@@ -10,7 +10,7 @@ from dstrain.data.dataset import Dataset, Signature
 from dstrain.data.forms.form import Source
 from dstrain.data.table import Table
 from dstrain.storage import hash_json
-from dstrain.storage.columns import Joined
+from dstrain.storage.lazy_sequences import Joined
 
 
 def join_sources(sources: Sequence[Source]) -> Source:
