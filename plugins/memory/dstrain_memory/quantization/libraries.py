@@ -110,7 +110,3 @@ def _silenced() -> Iterator[None]:
             yield
     finally:
         logging.disable(earlier)
-
-
-to_nf4 = partial(to_4bit, "nf4")
-to_fp4 = partial(to_4bit, "fp4")
