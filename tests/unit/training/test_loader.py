@@ -205,10 +205,11 @@ def test_what_hangs_is_named_by_the_row_that_is_waited_for(
     assert not read
     answer.set()
     assert multiprocessing.active_children() == others
-    # The next loader notices the death of its processes as before.
-    dying = load_batches(Signalled(signal.SIGKILL), micro_batches((1,)), 1)
-    with pytest.raises(RuntimeError, match="DataLoader worker"):
-        next(dying)
+    if workers:
+        # The next loader notices the death of its processes as before.
+        dying = load_batches(Signalled(signal.SIGKILL), micro_batches((1,)), 1)
+        with pytest.raises(RuntimeError, match="DataLoader worker"):
+            next(dying)
 
 
 # Torch's iterator expects to have been made as a whole when it is deleted.
