@@ -1,4 +1,5 @@
 from dstrain.graph.code_digest import code_of as code_of
+from dstrain.graph.frozen import freeze as freeze
 from dstrain.graph.function_spec import (
     NEGATIVE as NEGATIVE,
     POSITIVE as POSITIVE,
@@ -20,7 +21,6 @@ from dstrain.graph.long_prompts import (
 from dstrain.graph.noise_schedule import ConstrainLatents as ConstrainLatents
 from dstrain.graph.plan import Plan as Plan, Step as Step
 from dstrain.graph.planning import make_plan as make_plan
-from dstrain.graph.read_only import freeze as freeze
 from dstrain.graph.render import as_text as as_text
 from dstrain.graph.spec import PipelineSpec as PipelineSpec
 from dstrain.graph.unit import Task as Task

@@ -113,6 +113,36 @@ class Change(Protocol):
         """Return an fp32 weight (out, in, ...) as it is changed."""
 
 
+@dataclass(frozen=True)
+class Several:
+    """Changes of one parameter, made one after the other."""
+
+    changes: tuple[Change, Change]
+
+    @property
+    def type(self) -> str:
+        """Return what the first of them is."""
+        return self.changes[0].type
+
+    def changed(self, weight: Tensor) -> Tensor:
+        """Return an fp32 weight (out, in, ...) as it is changed."""
+        first, second = self.changes
+        return second.changed(first.changed(weight))
+
+
+def by_weight(layers: Mapping[str, "Layer"]) -> dict[str, Change]:
+    """Return layers as changes of their weights."""
+    return {f"{name}.weight": layer for name, layer in layers.items()}
+
+
+def together(*parts: Mapping[str, Change]) -> dict[str, Change]:
+    """Return the changes of parameters; where several parts change one, all of them."""
+    found: dict[str, Change] = {}
+    for name, change in (pair for part in parts for pair in part.items()):
+        found[name] = Several((found[name], change)) if name in found else change
+    return found
+
+
 class Layer(Change, Protocol):
     """What a layer in training, or of a file, changes of one layer of a network.
 

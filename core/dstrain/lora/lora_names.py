@@ -1,6 +1,6 @@
 """The names of layers in LoRA files: what they may begin with, and what they stand for."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +46,8 @@ class Contents(NamedTuple):
     """What layers of a file change of a network, by its own names."""
 
     layers: dict[str, Layer]
-    merged: Mapping[str, Change]
+    merged: Sequence[Mapping[str, Change]]
+    """Changes that can only be merged into parameters; several may change one of them."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class LoraNames:
         fits; raises StateError for what cannot be told apart.
         """
         own = {table[rest][0].layer: layer for rest, layer in layers.items()}
-        return Contents(own, {})
+        return Contents(own, ())
 
 
 def groups_in(

@@ -15,6 +15,7 @@ from dstrain.console import get_logger, number_of, shell_word
 from dstrain.errors import StateError, first_few
 from dstrain.lora.alphas import alphas_of, read_adapter_config
 from dstrain.lora.layer_names import KeyTable, layers_of, unused_layers
+from dstrain.lora.layers import together
 from dstrain.lora.lora_names import Group, LoraNames, LoraSource, groups_in
 from dstrain.lora.stored import Lora
 from dstrain.models import components_of
@@ -81,7 +82,7 @@ class _Reader:
             count = number_of(len(missing), "layer")
             what = f"incomplete LoRA file: no LoRA for {count} that its header names as targets"
             raise StateError(path, what, f"missing: {first_few(missing)}")
-        return Lora(component, layers, source.header, merged)
+        return Lora(component, layers, source.header, together(*merged))
 
     def _is_left_out(self, group: Group) -> bool:
         """Return whether a group's component is not asked for, or not loaded."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dstrain.config import LoraFile
 from dstrain.errors import StateError, UsageError, first_few
-from dstrain.lora.layers import Change, LoraLayer
+from dstrain.lora.layers import Change, LoraLayer, Several
 from dstrain.lora.stored import Lora
 from dstrain.models import StoredLinear
 
@@ -44,6 +44,10 @@ def merged(
     """Return the parameter of a module with `strength` times a change, computed in fp32
     and then rounded to the parameter's dtype.
     """
+    if isinstance(change, Several):
+        for one in change.changes:
+            weight = merged(module, weight, one, strength)
+        return weight
     exact = weight.float()
     if isinstance(module, nn.Embedding) and isinstance(change, LoraLayer):
         # Its weight is (vocabulary, channels).

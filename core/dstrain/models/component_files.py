@@ -8,7 +8,7 @@ from pathlib import Path
 from dstrain.config.converters import AnyPath
 from dstrain.config.options import Hub
 from dstrain.errors import MissingFiles, UsageError
-from dstrain.graph.read_only import ConvertedField
+from dstrain.graph.frozen import ConvertedField
 from dstrain.models.components import Component, Files, components_of
 from dstrain.models.formats import Config
 from dstrain.models.hub import ModelSource, find_paths

@@ -15,7 +15,7 @@ from dstrain.errors import reading
 from dstrain.graph import PipelineSpec
 from dstrain.graph.keepers import AS_LOADED, Keepers, asking
 from dstrain.lora import Lora, base_shapes, log_differences, merge, read_lora
-from dstrain.lora.layers import Change
+from dstrain.lora.layers import Change, by_weight, together
 from dstrain.lora.merging import merged
 from dstrain.models import Files, Found, components_of, empty_component
 from dstrain.models.components import Component
@@ -175,9 +175,7 @@ class Loader:
                 loras = read_preset(preset, self.family, network, unused)
                 changes: dict[str, Change] = {}
                 for lora in loras:
-                    own = lora.layers.items()
-                    changes |= {f"{layer}.weight": one for layer, one in own}
-                    changes |= lora.merged
+                    changes = together(changes, by_weight(lora.layers), lora.merged)
                 self._change = _PresetChange(changes, preset.scale, tuple(loras))
         return self._change
 

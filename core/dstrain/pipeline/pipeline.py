@@ -27,6 +27,7 @@ from dstrain.lora import (
     read_lora,
     type_named,
 )
+from dstrain.lora.layers import by_weight, together
 from dstrain.models import Found, ModelConfig
 from dstrain.models.device import usable_device
 from dstrain.models.functional import damaged_weight
@@ -202,16 +203,18 @@ class Pipeline(BoundSpec):
             name = lora.component
             log_differences(lora, path, self.spec.variant, self.files.get(name))
             module = self.components[name]
-            changes = dict(lora.merged)
+            changes, added = dict(lora.merged), []
             for kind, layers in lora.by_type.items():
                 scales = scale == 1 or all(layer.scales for layer in layers.values())
                 if type_named(kind, "--lora").merged or not scales:
-                    changes |= {f"{name}.weight": one for name, one in layers.items()}
-                    continue
-                adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
-                add_layers(module, layers, scale, adapter_name)
+                    changes = together(changes, by_weight(layers))
+                else:
+                    added.append(layers)
             with self.keepers.readable():
                 merge(module, changes, scale)
+            for layers in added:
+                adapter_name = f"lora{len(getattr(module, 'peft_config', ()))}"
+                add_layers(module, layers, scale, adapter_name)
 
     def damaged(self, names: Iterable[str]) -> list[str]:
         """Say which of these components have weights with NaN or infinity, and where."""

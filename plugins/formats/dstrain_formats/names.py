@@ -146,8 +146,8 @@ class OtherNames(LoraNames):
                 merged |= merged_parts(stored, rows)
             else:
                 found |= divided(stored, rows)
-        merged |= own_differences(path, differences, table, shapes)
-        return Contents(found, merged)
+        own = own_differences(path, differences, table, shapes)
+        return Contents(found, (merged, own))
 
 
 def _narrowed(prefix: Prefix, name: str, family: ModelFamily) -> Prefix:

@@ -104,6 +104,22 @@ def test_a_product_of_several_layers_at_once_is_merged_into_each(
         read(path)
 
 
+@torch.no_grad()
+def test_what_changes_one_weight_twice_is_added_up(tmp_path: Path) -> None:
+    """As a program does that saves LoRA and what it changed of the whole weight."""
+    product, whole = (
+        {"lokr_w1": numbers(6, 2), "lokr_w2": numbers(3, 3)},
+        numbers(18, 6),
+    )
+    tensors = under("lora_unet_double_0_qkv", product | {"diff": whole})
+    lora = read(written(tmp_path / PATH, tensors))
+    module = network()
+    merge(module, lora.merged, 0.5)
+    wanted = 0.5 * (torch.kron(*product.values()) + whole)
+    for i, change in enumerate(changes(module).values()):
+        assert torch.allclose(change, wanted[6 * i :][:6], atol=1e-5)
+
+
 def test_alpha_of_some_layers_alone_is_refused(tmp_path: Path) -> None:
     """Of one type or of several: nothing says what the others' alpha was."""
     own = {**loha(6), "alpha": torch.tensor(3.0)}
