@@ -60,6 +60,8 @@ def checked(
     values = dict(given)
     for name, value in given.items():
         source = inputs.get(name)
+        if name in ("seed", "num_inference_steps") and isinstance(value, bool | float):
+            raise UsageError(name, f"expected an integer, got {value}")
         if isinstance(value, float) and not isfinite(value):
             raise UsageError(name, f"expected a finite number, got {value}")
         if source is None or value is None:

@@ -282,7 +282,7 @@ class Pipeline(BoundSpec):
         """Generate an image or video; of a list of prompts, one each, as if alone.
 
         What is None has the variant's default. Raises UsageError for an argument that
-        the variant does not have, or that is of another type or size.
+        the variant does not have, or that is of another size.
 
         Args:
             prompt: What to generate.

@@ -34,6 +34,7 @@ def frames(*shape: int, dtype: torch.dtype = torch.uint8) -> Frames:
     ("name", "value", "said"),
     [
         ("num_inference_steps", 0, "got 0"),
+        ("seed", 1.5, "integer"),
         ("seed", 2**70, str(2**64 - 1)),
         ("seed", -(2**63) - 1, str(-(2**63))),
         ("guidance_scale", float("nan"), "nan"),
