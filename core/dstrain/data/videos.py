@@ -162,14 +162,19 @@ def _probe_folder(path: Path) -> Video:
 
 
 def _check_numbers(files: Sequence[Path]) -> None:
-    """Refuse a file that is named unlike all others, frames of one number, and a gap among
-    steady numbers.
+    """Refuse a file that is named unlike most, frames of one number, a gap among steady
+    numbers, and fractions of several lengths, whose order is not that of their digits.
     """
     shapes = [re.sub(r"-?\d+", "0", file.stem) for file in files]
-    counts = Counter(shapes).most_common()
-    if len(counts) == 2 and "0" in counts[0][0] and counts[1][1] == 1 < counts[0][1]:
-        odd = files[shapes.index(counts[1][0])]
-        raise UsageError(odd, "is named unlike the others: it is no frame")
+    counts = Counter(shapes)
+    usual = max(counts, key=lambda shape: (counts[shape], -len(shape)))
+    for file, shape in zip(files, shapes, strict=True):
+        is_odd = counts[shape] < counts[usual] or shape == f"{usual} (0)"
+        if is_odd and "0" in usual:
+            raise UsageError(file, "is named unlike the others: it is no frame")
+    fractions = [re.findall(r"\d\.(\d+)", file.stem) for file in files]
+    if len({len(one) for found in fractions for one in found}) > 1:
+        raise UsageError(files[0], "has a fraction shorter than others: fill them up")
     numbers = [[int(one) for one in re.findall(r"\d+", file.stem)] for file in files]
     differing = [one for one in zip(*numbers, strict=False) if len({*one}) > 1]
     if len(counts) > 1 or len(differing) > 1 or not any(numbers):

@@ -79,10 +79,13 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 def _read_csv(path: Path, file: IO[bytes], rows: bool = True) -> Table:
     # Line ends stay, since quoted cells may contain them.
     text = io.TextIOWrapper(file, "utf-8", BYTES, newline="")
+    # A long cell is reported with its row and column; the module has one limit for all.
+    limit = csv.field_size_limit(2**31 - 1)
     try:
         records = _csv_records(path, text)
         return _csv_table(path, records if rows else islice(records, 1))
     finally:
+        csv.field_size_limit(limit)
         text.detach()
 
 
@@ -115,8 +118,6 @@ def _csv_table(path: Path, records: Iterator[tuple[int, list[str]]]) -> Table:
 
 def _csv_records(path: Path, text: IO[str]) -> Iterator[tuple[int, list[str]]]:
     """Yield the records that are not blank, each with the line on which it begins."""
-    # A long cell is reported with its row and column; the module has one limit for all.
-    csv.field_size_limit(2**31 - 1)
     reader = csv.reader(text, strict=True)
     line = 1
     try:

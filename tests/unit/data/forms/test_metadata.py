@@ -1,5 +1,6 @@
 """Metadata is read strictly and kept as written."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -82,8 +83,12 @@ def test_columns_are_those_of_all_rows(tmp_path: Path) -> None:
     assert texts(read(tmp_path, "m.csv", 'a\n"b, c"\n'), "a") == ["b, c"]
 
 
-def test_a_cell_may_be_as_long_as_the_limit(tmp_path: Path) -> None:
+def test_a_cell_may_be_as_long_as_the_limit_and_the_csv_module_keeps_its_own(
+    tmp_path: Path,
+) -> None:
+    before = csv.field_size_limit()
     assert texts(read(tmp_path, "m.csv", f"a\n{LONG[1:]}\n"), "a") == [LONG[1:]]
+    assert csv.field_size_limit() == before
 
 
 def test_columns_alone_are_those_of_the_table(tmp_path: Path) -> None:
