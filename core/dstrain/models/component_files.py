@@ -178,8 +178,8 @@ class Assignment:
 
 def owner_of(fitting: Sequence[Component], files: Files) -> str:
     """Return the component that the files are; of several, the one that wrote them, by
-    their header, or whose folder they are in, or whose files are named so; '' if nothing
-    tells.
+    their header, or whose folder they are in, or whose files alone are named so; '' if
+    nothing tells.
     """
     if len(fitting) == 1:
         return fitting[0].name
@@ -189,9 +189,13 @@ def owner_of(fitting: Sequence[Component], files: Files) -> str:
         return written_for
     file = files.paths[0].name.lower()
     inside = [one.name for one in fitting if one.is_in_folder(files.folder)]
-    marks = ((one.name, mark) for one in fitting for mark in one.expert_filenames)
-    inside += [name for name, mark in marks if fnmatchcase(file, mark)]
-    return inside[0] if inside else ""
+    marked = [
+        one.name
+        for one in fitting
+        if any(fnmatchcase(file, mark) for mark in one.expert_filenames)
+    ]
+    owners = inside[:1] or marked
+    return owners[0] if len(owners) == 1 else ""
 
 
 def saved_weights(family: ModelFamily, component: str, path: Path) -> Files:

@@ -100,14 +100,17 @@ class Weights:
         return join(values)
 
     def _joined_shape(self, parts: Sequence[TensorSlice]) -> Shape:
+        shapes = [self.tensors[part.name].shape for part in parts]
+        if shapes == [()]:
+            return ()
+        if () in shapes or len({shape[1:] for shape in shapes}) > 1:
+            names = ", ".join(part.name for part in parts)
+            where = self.tensors[parts[0].name].path
+            raise StateError(where, f"{names}: parts of one weight differ in shape")
         rows = 0
-        shape: Shape = ()
-        for part in parts:
-            shape = self.tensors[part.name].shape
-            if not shape:
-                return ()
+        for part, shape in zip(parts, shapes, strict=True):
             rows += len(range(*slice(part.start, part.stop).indices(shape[0])))
-        return (rows, *shape[1:])
+        return (rows, *shapes[0][1:])
 
 
 def recognize(

@@ -73,6 +73,18 @@ def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
         Weights.of(Files((*first, *second)))
 
 
+@pytest.mark.parametrize("shape", [(2, 4), (2,), ()])
+def test_parts_of_one_weight_that_differ_in_shape_are_refused(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    layout = CheckpointFormat(rows=(KeyMap("kv", "k"), KeyMap("kv", "v")))
+    tensors = {"k": torch.zeros(2, 3), "v": torch.zeros(shape)}
+    path = saved(tmp_path / "x.safetensors", tensors)
+    weights = Weights.of(Files((path,), checkpoint_format=layout))
+    with pytest.raises(StateError, match=r"x\.safetensors: k, v: parts"):
+        _ = weights.shapes
+
+
 def test_reading_a_torch_file_copies_what_is_asked_for_alone(tmp_path: Path) -> None:
     """Dictionaries in it are parts of names."""
     weights: dict[str, Any] = {"large": torch.zeros(1 << 20)}

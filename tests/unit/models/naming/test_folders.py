@@ -106,6 +106,10 @@ def test_a_file_name_tells_components_with_the_same_keys_apart(comfy: Path) -> N
     assert found(comfy, OF_EXPERTS) == {"dit or dit2": [str(file)]}
     high = file.with_name("tiny_high_noise_14B.safetensors")
     low = file.with_name("Tiny_Low_Noise_14B.safetensors")
+    both = file.with_name("tiny_high_low_noise.safetensors")
+    file.rename(both)
+    assert found(comfy, OF_EXPERTS) == {"dit or dit2": [str(both)]}
+    both.rename(file)
     shutil.copy(file, low)
     file.rename(high)
     assert found(comfy, OF_EXPERTS) == {"dit": [str(high)], "dit2": [str(low)]}
