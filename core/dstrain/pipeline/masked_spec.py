@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from dstrain.data import Dataset
+import numpy as np
+
+from dstrain.data import Dataset, inputs_of
 from dstrain.errors import UsageError
 from dstrain.graph import Column, Constant, Input, MaskColumn, PipelineSpec, Plan, Task
 from dstrain.pipeline.loss_masks import (
@@ -117,6 +119,17 @@ def check_masks(plan: Plan) -> None:
     if MASK in plan.spec.inputs and LOSS_WEIGHT not in plan.loss_inputs:
         what = f"have no effect: {plan.spec.where} has latents of unknown size"
         raise UsageError("masks", what, *plan.skipped.values())
+
+
+def rows_without_masks(dataset: Dataset) -> list[str]:
+    """Say how many rows of a dataset with masks have none."""
+    rows = len(np.unique(dataset.sample_ids[:, 0]))
+    lacks = np.array([MASK not in inputs_of(one) for one in dataset.signatures], bool)
+    without = len(np.unique(dataset.sample_ids[lacks[dataset.groups], 0]))
+    if MASK not in dataset.columns or not without:
+        return []
+    what = f"{without:,} of {rows:,} rows have no mask"
+    return [f"{dataset.table.path}: {what}: the loss counts all of them"]
 
 
 def refuse_no_masks(dataset: Dataset) -> None:

@@ -7,6 +7,7 @@ from dstrain.data.forms.listing import (
     CAPTIONS as CAPTIONS,
     VIDEOS as VIDEOS,
     Medium as Medium,
+    beside_table as beside_table,
     left_out as left_out,
     list_media as list_media,
     printable as printable,

@@ -15,7 +15,7 @@ from pathlib import Path
 from dstrain.data.faults import raise_system_fault
 from dstrain.data.forms.metadata import BOM, SUFFIXES as TABLES
 from dstrain.data.forms.naming import main_column
-from dstrain.data.table import MAX_CELL_LENGTH, text_fault, unicode_forms
+from dstrain.data.table import MAX_CELL_LENGTH, Table, text_fault, unicode_forms
 from dstrain.errors import POINTER, SystemFault, UsageError
 from dstrain.graph import Column, Input
 from dstrain.storage import ManyFiles, read_limited
@@ -144,12 +144,34 @@ def left_out(folder: Path, inputs: Mapping[str, Input]) -> str:
     for a variant with this table of inputs; '' if all are. Raises as `list_media`.
     """
     unread = list(_unread(folder, "", read_for(main_column(inputs, True))))
-    if not unread:
-        return ""
-    are = "1 file is" if len(unread) == 1 else f"{len(unread)} files are"
     # One that may be the table that is meant tells most.
-    first = min(unread, key=lambda name: _ending(name) not in TABLES)
-    return f"{are} not read, such as {printable(first)}"
+    unread.sort(key=lambda name: _ending(name) not in TABLES)
+    return _not_read("file", unread)
+
+
+def beside_table(table: Table) -> str:
+    """Return a line with the number of captioned files beside a table that are not in it,
+    such as what was added after an earlier run wrote the table; '' for none.
+    """
+    names = [name for name in os.listdir(table.path.parent) if name[0] != "."]
+    # Of .json, other programs write what they know of an image.
+    captions = {
+        os.path.splitext(one)[0] for one in names if _ending(one) in CAPTIONS[:2]
+    }
+    media = {name for name in names if _ending(name) in MEDIA}
+    left = {name for name in media if os.path.splitext(name)[0] in captions}
+    for row in table.rows if left else ():
+        for value in row.values():
+            for file in value if isinstance(value, list) else [value]:
+                left.difference_update(unicode_forms(os.path.basename(file)))
+    return _not_read("captioned file", sorted(left))
+
+
+def _not_read(thing: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    are = f"1 {thing} is" if len(names) == 1 else f"{len(names)} {thing}s are"
+    return f"{are} not read, such as {printable(names[0])}"
 
 
 def _unread(folder: Path, prefix: str, suffixes: Collection[str]) -> Iterator[str]:

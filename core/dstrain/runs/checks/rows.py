@@ -7,10 +7,12 @@ import numpy as np
 from dstrain.config.numbers import parse_frames
 from dstrain.console import get_logger
 from dstrain.data import Dataset
-from dstrain.data.forms import TEXT, Source, left_out
+from dstrain.data.forms import TEXT, Source, beside_table, left_out
 from dstrain.data.row_checks import input_columns
 from dstrain.errors import about_dataset, first_few
 from dstrain.graph import with_measured
+from dstrain.pipeline import MASK
+from dstrain.pipeline.masked_spec import rows_without_masks
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.setup import Setup
 
@@ -76,7 +78,9 @@ def lines_of_datasets(setup: Setup) -> list[str]:
 
 
 def warnings_of_rows(setup: Setup) -> list[str]:
-    """Return a line for each dataset whose videos are too short for the clips."""
+    """Return what there is to say of short clips, of rows without a mask, and of captioned
+    files beside a table that was found.
+    """
     lines = []
     for part in setup.parts:
         own = part.setup
@@ -84,6 +88,13 @@ def warnings_of_rows(setup: Setup) -> list[str]:
         least = parse_frames(own.config.num_frames)[0]
         for line in _short_clips(found, least):
             lines.append(line if own is setup else f"{found.table.path}: {line}")
+        if MASK in own.spec.inputs:
+            lines += rows_without_masks(found)
+        is_table = own.data_config.source.form == "table"
+        if is_table and own.config.dataset_metadata_path is None:
+            table = own.checked_dataset.table
+            if line := beside_table(table):
+                lines.append(f"{table.path}: beside it, {line}")
     return lines
 
 

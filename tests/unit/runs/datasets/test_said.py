@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from dstrain import UsageError
+from PIL import Image
 
 from tests.support.dataset_forms import rows_in, write_form
 from tests.support.family import write, write_data
@@ -43,6 +44,34 @@ def that_begin(lines: list[str], start: str) -> list[str]:
 
 def sizes(lines: list[str]) -> list[str]:
     return that_begin(lines, "    ")
+
+
+def test_captioned_files_that_are_not_in_a_table_that_was_found_are_counted(
+    data: Path, lines: Lines
+) -> None:
+    (image, *_) = sorted(data.glob("*.png"))
+    (data / f"{image.stem}.txt").write_text("an older caption")
+    (data / "plain.png").write_bytes(image.read_bytes())
+    table = data / "metadata.json"
+    assert not that_begin(lines(), f"{table}: ")
+    for name in ("new", "newer"):
+        (data / f"{name}.png").write_bytes(image.read_bytes())
+        (data / f"{name}.txt").write_text("a new caption")
+    (said,) = that_begin(lines(seed=1), f"{table}: ")
+    assert said == "beside it, 2 captioned files are not read, such as new.png"
+    assert not that_begin(lines(dataset_metadata_path=table, seed=2), f"{table}: ")
+
+
+def test_rows_without_masks_are_counted(data: Path, lines: Lines) -> None:
+    table = data / "metadata.json"
+    rows = json.loads(table.read_text())
+    Image.new("L", (16, 16), "white").save(data / "mask.png")
+    masks = ("mask.png", "", "mask.png")
+    content = [{**row, "mask": one} for row, one in zip(rows, masks, strict=True)]
+    table.write_text(json.dumps(content))
+    (said,) = that_begin(lines(mask_column="mask"), f"{table}: ")
+    assert said == "1 of 3 rows have no mask: the loss counts all of them"
+    assert not that_begin(lines(seed=1), f"{table}: ")
 
 
 @pytest.mark.parametrize(
