@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+from filelock import FileLock
+
 from dstrain.cache.store import MARKER
 from dstrain.errors import StateError
 from dstrain.storage import lock
@@ -99,8 +101,9 @@ def remove_dead_marks(folder: Path) -> None:
     for path, _ in _marks(folder, READING):
         # What names nobody is somebody else's file, and stays.
         with suppress(ValueError, OSError):
-            if not is_held(path):
-                read_holder(path)
+            read_holder(path)
+            # Held as it goes: a reader that has just made it sees that, and makes another.
+            with FileLock(path, fallback_to_soft=False).acquire(timeout=0):
                 path.unlink()
 
 

@@ -66,13 +66,11 @@ def ignore_sigterm() -> None:
 
 def attempt() -> str:
     """Return what keys in the store begin with."""
-    """Return what keys in the store begin with."""
     # A launcher that starts a run again after a failure may keep the store.
     return f"dstrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def store_of_run() -> Any:
-    """Connect to the store that the launcher holds."""
     """Connect to the store that the launcher holds."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not re-exported explicitly
 

@@ -193,9 +193,15 @@ def is_held(path: Path) -> bool:
     try:
         with FileLock(path, fallback_to_soft=False).acquire(timeout=0):
             return False
-    # Of another user, or of a file system without locks.
-    except (Timeout, OSError):
-        return True
+    except OSError as error:
+        # Of another user, who may have been killed. Windows has no fcntl.
+        if error.errno not in UNSUPPORTED:
+            with suppress(ImportError, OSError), path.open("rb") as file:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+        return True  # held, or of a file system without locks
 
 
 def check_own(folder: Path) -> None:

@@ -73,8 +73,8 @@ def load_batches(
     with ExitStack() as stack:
         batches: Iterator[Any]
         if workers:
-            stack.enter_context(_killing_processes())
-            batches = iter(_loader(dataset, order, workers))
+            loader = _loader(dataset, order, workers)
+            batches = stack.enter_context(_in_processes(loader))
         elif isinstance(source, DecodedSamples) and source.has_files:
             batches = stack.enter_context(_read_ahead(map(dataset.__getitem__, order)))
         else:
@@ -153,20 +153,24 @@ def _ignore_stop_signals(worker: int) -> None:
 
 
 @contextmanager
-def _killing_processes() -> Iterator[None]:
-    """Kill the processes that are started inside and still there at its end, also where a
+def _in_processes(loader: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """Let processes load inside, and kill those that are there at its end, also where a
     signal came as they were started: a stopped one would be waited for.
     """
     others = set(multiprocessing.active_children())
+    own = set[Any]()
     try:
-        yield
+        try:
+            batches = iter(loader)
+        finally:
+            own = set(multiprocessing.active_children()) - others
+        yield batches
     finally:
         # Torch raises an error when a process of its loader is killed, as long as it is
         # not joined. Windows has no such signal.
         number = getattr(signal, "SIGCHLD", None)
         here = threading.current_thread() is threading.main_thread()
         before = signal.signal(number, signal.SIG_DFL) if number and here else None
-        own = set(multiprocessing.active_children()) - others
         for process in own:
             process.kill()
         for process in own:

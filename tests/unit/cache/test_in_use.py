@@ -11,6 +11,7 @@ from dstrain import StateError
 from dstrain.cache import FeatureCache, exclusive, readers
 from dstrain.cache.in_use import READING, reading, remove_dead_marks
 from dstrain.storage import lock
+from dstrain.storage.locks import is_held
 from filelock import FileLock
 
 from tests.support.machines import refuse_locks
@@ -51,7 +52,16 @@ def refused(cache: Path) -> str:
     return str(caught.value)
 
 
-def test_a_reader_is_named_until_it_ends_however_it_dies(cache: Path) -> None:
+def refuse_writing(patch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    patch.setattr(FileLock, "acquire", refuse)
+
+
+def test_a_reader_is_named_until_it_ends_however_it_dies(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = [sys.executable, "-c", READ, str(cache)]
     with subprocess.Popen(line, stdin=-1, stdout=-1) as other:
         assert other.stdout is not None
@@ -61,8 +71,14 @@ def test_a_reader_is_named_until_it_ends_however_it_dies(cache: Path) -> None:
         # Stage 1 only adds: it need not wait for readers.
         with lock(cache):
             remove_dead_marks(cache)
+        with monkeypatch.context() as patch:
+            refuse_writing(patch, errno.EACCES)  # as to another user
+            assert len(readers(cache)) == 1
         other.kill()
     assert readers(cache) == []
+    with monkeypatch.context() as patch:
+        refuse_writing(patch, errno.EACCES)
+        assert readers(cache) == []
     assert len(left(cache)) == 1
     (cache / REMOVING).touch()  # of one that was killed as it began
     remove(cache)
@@ -93,6 +109,23 @@ def test_what_nobody_holds_keeps_nobody_out(content: str, cache: Path) -> None:
     assert path.exists() is bool(content)
 
 
+def test_a_dead_mark_is_held_as_it_goes(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that has just made one, and does not hold it yet, sees that it is gone."""
+    path = cache / f"{READING}zz-7-0123abcd.json"
+    path.touch()
+    unlink, held = Path.unlink, []
+
+    def watched(one: Path, missing_ok: bool = False) -> None:
+        held.extend([is_held(one)] if one == path else [])
+        unlink(one, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", watched)
+    remove(cache)
+    assert held == [True] and not path.exists()
+
+
 def test_where_no_lock_can_be_had_a_mark_counts(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,10 +141,7 @@ def test_where_no_lock_can_be_had_a_mark_counts(
 def test_a_cache_that_cannot_be_written_can_be_read(
     number: int, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*given: object, **named: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(FileLock, "acquire", refuse)
+    refuse_writing(monkeypatch, number)
     with reading(cache):
         assert readers(cache) == []
 

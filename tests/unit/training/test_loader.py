@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -210,6 +211,17 @@ def test_what_hangs_is_named_by_the_row_that_is_waited_for(
         dying = load_batches(Signalled(signal.SIGKILL), micro_batches((1,)), 1)
         with pytest.raises(RuntimeError, match="DataLoader worker"):
             next(dying)
+
+
+def test_a_process_that_something_else_starts_meanwhile_lives_on() -> None:
+    batches = load_batches(Signalled(0), ORDER, 1)
+    next(batches)
+    other = multiprocessing.Process(target=time.sleep, args=(LIMIT,))
+    other.start()
+    batches.close()
+    assert multiprocessing.active_children() == [other]
+    other.kill()
+    other.join()
 
 
 # Torch's iterator expects to have been made as a whole when it is deleted.

@@ -230,8 +230,11 @@ def _has_equal_components(setup: Setup, info: CacheInfo, may_fetch: bool) -> boo
     plans = [setup.plan(frozenset(names)) for names in info.inputs]
     plans += [recorded_plan(setup, line) for line in info.prompt_rows]
     found = setup.find(plans) if may_fetch else setup.find(plans, [])
+    digests = ModelDigests()
+    components = component_keys(setup, found, digests)
+    digests.save()
     return bool(
-        component_keys(setup, found, ModelDigests()) == info.components
+        components == info.components
         and json.loads(json.dumps(found.configs)) == info.configs
     )
 
