@@ -4,7 +4,6 @@ here imports torch, so that a folder that is in the way is refused at once.
 
 import os
 import re
-import shutil
 from pathlib import Path, PurePath
 
 from dstrain.config import CONFIG
@@ -129,7 +128,13 @@ def check_way(folder: Path) -> None:
     if (folder / LOCK).exists():
         with lock(folder):
             finish_replacing(folder / STATES)
+            _put_back(folder)
     refuse_unlisted(folder)
+    aside = folder / SET_ASIDE
+    refuse_link(aside)
+    if aside.is_file():
+        raise not_listed(folder, SET_ASIDE)
+    refuse_unlisted(aside)
 
 
 def refuse_early(config: TrainConfig) -> None:
@@ -143,39 +148,75 @@ def refuse_early(config: TrainConfig) -> None:
 
 
 def set_run_aside(folder: Path) -> None:
-    """Move the files of the run that the folder holds to a folder in it.
+    """Move the files of the run that the folder holds to a folder in it, each on its disk.
 
-    Their list is written there first, and goes here last, so that wherever this ends each
-    file is in one of the two places, and listed. Raises StateError for a file of the user's
-    in its place.
+    Their list is moved first, and back last: `_put_back` undoes what was interrupted. A run
+    that saved nothing after it set another aside is removed in place of that. Raises
+    StateError for a file of the user's in its place.
     """
     listed = RunFiles.read(folder)
     if not listed.steps:
         return
     aside = folder / SET_ASIDE
     refuse_link(aside)
-    aside.mkdir(exist_ok=True)
-    names = [name for name in _written(listed) if name != RUN]
-    RunFiles.read(aside).add(names)
-    for name in names:
-        path = folder / name
-        if path.is_file():
-            (aside / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(path, aside / name)  # which may be on another disk
-            remove_empty(path.parent, folder)
-    (folder / RUN).unlink()
+    if (aside / RUN).exists() and not listed.committed:
+        _remove(folder, {name: folder / name for name in _written(listed)})
+        return
+    remove_set_aside(folder)
+    places = _places_aside(folder, listed)
+    for place in filter(os.path.lexists, places.values()):
+        raise not_listed(folder, place.relative_to(folder).as_posix())
+    for name in sorted(places, key=RUN.__ne__):
+        _move(folder, folder / name, places[name])
 
 
 def remove_set_aside(folder: Path) -> None:
     """Remove the run that was set aside, but nothing else there."""
     aside = folder / SET_ASIDE
     if not aside.is_symlink():
-        # The list goes last.
-        for name in sorted(_written(RunFiles.read(aside)), key=RUN.__eq__):
-            path = aside / name
-            if path.is_file():
-                path.unlink()
-                remove_empty(path.parent, folder)
+        _remove(folder, _places_aside(folder, RunFiles.read(aside)))
+
+
+def _put_back(folder: Path) -> None:
+    """Put back a run that was being set aside, or whose successor did not begin."""
+    aside = folder / SET_ASIDE
+    if aside.is_symlink() or (folder / RUN).exists():
+        return
+    places = _places_aside(folder, RunFiles.read(aside))
+    for name in sorted(places, key=RUN.__eq__):
+        if places[name].is_file() and os.path.lexists(folder / name):
+            raise not_listed(folder, name)
+        _move(folder, places[name], folder / name)
+
+
+def _places_aside(folder: Path, files: RunFiles) -> dict[str, Path]:
+    """Return where the files of a run are set aside: on the same disk, where a folder of
+    the run is a link to another one.
+    """
+    places = {}
+    for name in _written(files):
+        path = folder / name
+        base = next(
+            one
+            for one in path.parents
+            if one == folder or one.is_symlink() or one.is_mount()
+        )
+        places[name] = base / SET_ASIDE / path.relative_to(base)
+    return places
+
+
+def _move(folder: Path, path: Path, place: Path) -> None:
+    if path.is_file():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(place)
+        remove_empty(path.parent, folder)
+
+
+def _remove(folder: Path, places: dict[str, Path]) -> None:
+    for name in sorted(places, key=RUN.__eq__):  # the list goes last
+        if places[name].is_file():
+            places[name].unlink()
+            remove_empty(places[name].parent, folder)
 
 
 def _written(files: RunFiles) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from dstrain import Interrupted, StateError, SystemFault, UsageError, run
 from dstrain.cli.main import main
 from dstrain.runs import refuse_early
-from dstrain.runs.checkpoints.directory import states
+from dstrain.runs.checkpoints.directory import check_way, states
 from dstrain.runs.checkpoints.saved_states import newest_state
 from dstrain.storage import RunFiles, lock
 
@@ -206,8 +206,9 @@ def put_together(out: Path) -> dict[str, bytes]:
 def test_an_overwritten_run_lies_aside_until_a_save(here: Path, out: Path) -> None:
     before = put_together(out)
     users = put(out, f"{ASIDE}/notes.txt")
-    with pytest.raises(PowerCut):
-        train(here, stop_at(0), output_path=out, max_steps=1, overwrite=True)
+    for _ in range(2):  # the second removes what the first has written
+        with pytest.raises(PowerCut):
+            train(here, stop_at(0), output_path=out, max_steps=1, overwrite=True)
     aside = tree(out / ASIDE)
     assert aside == {**before, "run.json": aside["run.json"], "notes.txt": b"mine"}
     with pytest.raises(StateError, match=ASIDE):
@@ -217,40 +218,45 @@ def test_an_overwritten_run_lies_aside_until_a_save(here: Path, out: Path) -> No
     assert left(out) == named(1)
 
 
-def test_what_cannot_be_set_aside_stays_and_is_set_aside_the_next_time(
+def test_what_cannot_be_set_aside_is_put_back_and_set_aside_the_next_time(
     here: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = put_together(out)
-    move, calls = shutil.move, count()
+    before = tree(out)
+    rename, calls = Path.rename, count()
 
     def full(path: Path, place: Path) -> Any:
         if next(calls) == 3:
             raise OSError(28, "No space left on device")
-        return move(path, place)
+        return rename(path, place)
 
     with monkeypatch.context() as patch, pytest.raises((SystemFault, OSError)):
-        patch.setattr("shutil.move", full)
+        patch.setattr(Path, "rename", full)
         train(here, output_path=out, max_steps=1, overwrite=True)
-    assert put_together(out) == before
+    assert (out / ASIDE / "run.json").exists()
+    check_way(out)  # as --resume does, too
+    assert {name: tree(out)[name] for name in before} == before
+    assert not (out / ASIDE).exists()
     train(here, output_path=out, max_steps=1, overwrite=True)
     assert not (out / ASIDE).exists()
     assert left(out) == named(1)
 
 
-@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
 def test_a_file_of_the_users_where_a_run_would_be_set_aside_stays(
-    is_link: bool, here: Path, out: Path, tmp_path: Path
+    kind: str, out: Path, tmp_path: Path
 ) -> None:
-    users = put(tmp_path / "mine", "step-1.safetensors")
-    if is_link:
+    put(tmp_path / "mine", "step-1.safetensors")
+    if kind == "file":
+        put(out, ASIDE)
+    elif kind == "link":
         (out / ASIDE).symlink_to(tmp_path / "mine")
     else:
         (tmp_path / "mine").rename(out / ASIDE)
     before = tree(out)
     with pytest.raises(StateError, match=ASIDE):
-        train(here, output_path=out, max_steps=1, overwrite=True)
+        check_way(out)
     assert tree(out) == before
-    assert tree(out / ASIDE) == users
+    assert (out / ASIDE).is_symlink() == (kind == "link")
 
 
 @pytest.mark.parametrize(
