@@ -93,15 +93,3 @@ def test_a_run_imports_what_it_uses(
     imported = {*done.stdout.split()}
     assert "dstrain.runs.runner" in imported
     assert not imported & (UNUSED | unused)
-
-
-@pytest.mark.parametrize(
-    "words", [("--help",), ("train", "--help"), ("models", "--help"), ("cache", "-h")]
-)
-def test_help_imports_nothing_that_computes(words: tuple[str, ...]) -> None:
-    done = subprocess.run(
-        (sys.executable, "-c", CODE, *words), capture_output=True, text=True
-    )
-    imported = {*done.stdout.split()}
-    assert "dstrain.cli.commands" in imported
-    assert not imported & {"torch", "numpy", "PIL", "av", "transformers", "diffusers"}

@@ -6,8 +6,8 @@ et al. 2024, "Scaling Rectified Flow Transformers").
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,59 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dstrain.errors import UsageError
-from dstrain.graph.frozen import freeze
-
-
-@dataclass(frozen=True)
-class ExpertSchedule:
-    """A denoiser in several components, each for its own timesteps."""
-
-    denoiser: str
-    """Name by which functions ask for the expert of their timestep."""
-    ranges: Mapping[str, tuple[float, float]]
-    """Component -> (least, greatest) timestep, 0 to 1000, the noisiest expert first."""
-    companions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Name by which functions ask for what acts beside an expert, such as an adapter, where
-    each has its own -> expert -> that component.
-    """
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        """Return the experts, the noisiest first."""
-        return tuple(self.ranges)
-
-    @property
-    def roles(self) -> Mapping[str, tuple[str, ...]]:
-        """Return each name that functions ask by -> the components that it stands for, one
-        per expert.
-        """
-        names = (self.denoiser, *self.companions)
-        return {
-            name: tuple(self.component(name, one) for one in self.ranges)
-            for name in names
-        }
-
-    def __post_init__(self) -> None:
-        freeze(self)
-
-    def component(self, role: str, expert: str) -> str:
-        """Return the component that a name stands for where an expert acts."""
-        return self.companions[role][expert] if role in self.companions else expert
-
-    def expert_of(self, component: str) -> str:
-        """Return the expert that a component is, or acts beside; '' for another one."""
-        for components in self.roles.values():
-            if component in components:
-                return self.components[components.index(component)]
-        return ""
-
-    def choose(self, timestep: float) -> str:
-        """Return the expert of a timestep: the first whose range is not above it."""
-        for component, (least, _) in self.ranges.items():
-            if timestep >= least:
-                return component
-        return self.components[-1]
-
 
 TRAIN_TIMESTEPS = 1000
 

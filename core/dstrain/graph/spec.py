@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from dstrain.errors import UsageError, nearest
+from dstrain.graph.experts import ExpertSchedule
 from dstrain.graph.frozen import ConvertedField, freeze
 from dstrain.graph.function_spec import CONTEXT, FunctionSpec, component_of
 from dstrain.graph.inputs import (
@@ -19,11 +20,7 @@ from dstrain.graph.inputs import (
     Measured,
     with_measured,
 )
-from dstrain.graph.noise_schedule import (
-    ExpertSchedule,
-    FlowMatchSchedule,
-    constrain_nothing,
-)
+from dstrain.graph.noise_schedule import FlowMatchSchedule, constrain_nothing
 from dstrain.graph.unit import Task, Unit
 
 GIVEN_TO_MODEL_FN = ("noisy_latents", "timestep")

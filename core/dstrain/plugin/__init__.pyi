@@ -31,6 +31,7 @@ from dstrain.errors import (
     first_few as first_few,
     nearest as nearest,
 )
+from dstrain.graph.experts import ExpertSchedule as ExpertSchedule
 from dstrain.graph.function_spec import versioned as versioned
 from dstrain.graph.inputs import (
     Column as Column,
@@ -50,7 +51,6 @@ from dstrain.graph.keeper import (
     WeightSize as WeightSize,
 )
 from dstrain.graph.noise_schedule import (
-    ExpertSchedule as ExpertSchedule,
     FlowMatchSchedule as FlowMatchSchedule,
     LatentConstraint as LatentConstraint,
 )

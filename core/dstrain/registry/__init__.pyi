@@ -6,7 +6,11 @@ from dstrain.registry.discovery import (
     variant_of as variant_of,
 )
 from dstrain.registry.extensions import Extensions as Extensions
-from dstrain.registry.family import ModelFamily as ModelFamily, Option as Option
+from dstrain.registry.family import (
+    ModelFamily as ModelFamily,
+    Option as Option,
+    write_plugin as write_plugin,
+)
 from dstrain.registry.hooks import (
     Defaults as Defaults,
     PromptRow as PromptRow,
@@ -19,4 +23,3 @@ from dstrain.registry.loaded_extensions import (
     load_extensions as load_extensions,
     registered as registered,
 )
-from dstrain.registry.scaffold import write_plugin as write_plugin

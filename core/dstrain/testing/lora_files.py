@@ -85,9 +85,9 @@ def _renamed(header: Mapping[str, str]) -> Mapping[str, str]:
 # without a word.
 DAMAGES = MappingProxyType(
     {
-        "alpha lost": Damage("rank and alpha are unknown", header=_bare),
+        "alpha lost": Damage("states no alpha", header=_bare),
         "prefix lost": Damage(
-            "rank and alpha are unknown", lambda key: key.partition(".")[2], _bare
+            "states no alpha", lambda key: key.partition(".")[2], _bare
         ),
         "peft's names": Damage(
             "adapter_config.json",

@@ -53,7 +53,7 @@ def test_an_alpha_can_be_given_where_a_file_has_none(
     path = written(tmp_path / PATH, as_trained(TO_Q))
     with pytest.raises(StateError) as caught:
         read(path)
-    assert caught.value.help_lines[1].endswith(f" {path}@alpha=rank")
+    assert caught.value.help_lines[0].endswith(f" {path}@alpha=rank")
     (lora,) = read_lora(LoraFile(path, alpha=alpha), MODEL, {"dit": SHAPES})
     assert {layer.alpha for layer in lora.layers.values()} == {wanted}
 

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from dstrain.config.numbers import parse_frames
-from dstrain.console import get_logger
+from dstrain.console import get_logger, number_of
 from dstrain.data import Dataset
 from dstrain.data.forms import TEXT, Source, beside_table, left_out
 from dstrain.data.row_checks import input_columns
@@ -57,9 +57,9 @@ def log_left_out(setup: Setup) -> None:
     for part in setup.parts:
         own = part.setup
         source = own.data_config.source
-        is_folder = source.form == "folder"
-        line = left_out(source.path, own.spec.inputs) if is_folder else ""
-        if line:
+        if source.form != "folder":
+            continue
+        if line := left_out(source.path, own.spec.inputs):
             logger.warning(setup.in_words(f"{source.path}: {line}"))
 
 
@@ -111,9 +111,8 @@ def _dataset_line(source: Source, dataset: Dataset) -> str:
             names.append(f"{name} from caption files" if is_text else name)
         else:
             names.append(name if name == original else f"{name} from {original}")
-    rows = f"{len(table.rows)} row{'s' * (len(table.rows) != 1)}"
     form = "" if source.form == "table" else f"{source.in_words}, "
-    line = f"dataset {source.path}: {form}{rows}: {', '.join(names)}"
+    line = f"dataset {source.path}: {form}{number_of(len(table.rows), 'row')}: {', '.join(names)}"
     if unread := [*source.left_out, *dataset.unused_columns]:
         line += f"; not read: {first_few(unread)}"
     return line
