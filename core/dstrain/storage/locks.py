@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -195,8 +196,8 @@ def is_held(path: Path) -> bool:
             return False
     except OSError as error:
         # Of another user, who may have been killed. Windows has no fcntl.
-        if error.errno not in UNSUPPORTED:
-            with suppress(ImportError, OSError), path.open("rb") as file:
+        if sys.platform != "win32" and error.errno not in UNSUPPORTED:
+            with suppress(OSError), path.open("rb") as file:
                 import fcntl
 
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

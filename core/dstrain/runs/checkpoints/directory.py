@@ -199,7 +199,7 @@ def _places_aside(folder: Path, files: RunFiles) -> dict[str, Path]:
         base = next(
             one
             for one in path.parents
-            if one == folder or one.is_symlink() or one.is_mount()
+            if one == folder or one.is_symlink() or os.path.ismount(one)
         )
         places[name] = base / SET_ASIDE / path.relative_to(base)
     return places
