@@ -31,7 +31,7 @@ from dstrain.cache.addresses import (
     packed,
     prefixes,
 )
-from dstrain.cache.plan_records import OLDER_ROWS, check_record
+from dstrain.cache.plan_records import check_record
 from dstrain.cache.shards import AGAIN
 from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.storage import hash_json, write_columns, write_file
@@ -54,6 +54,8 @@ LITERAL = "literal "
 NOTHING = bytes(BYTES)
 """Stands for the address of a value that a sample does not have."""
 NO_LITERAL = -1
+OLDER_ROWS = "previews"
+"""The name of `prompt_rows` in plans of earlier versions, which are still read."""
 
 
 @dataclass(frozen=True)

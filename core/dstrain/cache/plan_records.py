@@ -16,8 +16,6 @@ list with an item of each), {entries by name}, or what a function finds nothing 
 A name with ? at its end may be absent; OTHERS stands for all other names.
 """
 OTHERS = "*"
-OLDER_ROWS = "previews"
-"""The name of `prompt_rows` in plans of earlier versions, which are still read."""
 
 
 def check_record(record: Any) -> None:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,8 +14,6 @@ from dstrain.randomness import Rng
 
 STRATA = 4
 """Parts of the distribution of timesteps that validation draws from one by one."""
-TimestepDistribution = Literal["shifted", "logit_normal", "uniform", "mode"]
-Weighting = Literal["bsmntw", "none"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +21,8 @@ class TimestepSampler:
     """Distribution of the sigmas that a training run draws, and their loss weights."""
 
     schedule: FlowMatchSchedule
-    sampling: TimestepDistribution = "shifted"
-    weighting: Weighting = "bsmntw"
+    sampling: str = "shifted"
+    weighting: str = "bsmntw"
     min_boundary: float = 0.0
     """Start of the range that is trained, as a fraction of the table (0 = noisiest)."""
     max_boundary: float = 1.0

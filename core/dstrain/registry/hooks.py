@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 hookspec = pluggy.HookspecMarker(HOOK_GROUP)
 hookimpl = pluggy.HookimplMarker(HOOK_GROUP)
+RETIRED: Mapping[str, str] = MappingProxyType(
+    {"dstrain_quantizers": "dstrain_keepers", "dstrain_step_end": "dstrain_observers"}
+)
+"""Hook that there was -> the one that took its place."""
 
 
 @dataclass(frozen=True)

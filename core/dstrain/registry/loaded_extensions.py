@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from types import MappingProxyType
 
 import pluggy
 
@@ -21,12 +20,8 @@ from dstrain.installed import (
     refuse_other_interface,
 )
 from dstrain.registry.extensions import Extensions
-from dstrain.registry.hooks import Hooks
+from dstrain.registry.hooks import RETIRED, Hooks
 
-RETIRED: MappingProxyType[str, str] = MappingProxyType(
-    {"dstrain_quantizers": "dstrain_keepers", "dstrain_step_end": "dstrain_observers"}
-)
-"""Hook that there was -> the one that took its place."""
 _disabled: ContextVar[tuple[str, ...]] = ContextVar("disabled_plugins", default=())
 
 

@@ -5,11 +5,17 @@ from typing import Literal
 from dstrain.config.conversion import converted, options
 from dstrain.config.converters import as_texts
 from dstrain.config.fields import option
+from dstrain.config.named_optimizers import OPTIMIZERS, NamedOptimizer
 
 ENDING_AT_LAST_STEP = ("linear", "cosine", "polynomial", "cosine_with_restarts", "rex")
 """Learning rate schedules whose every value depends on how many steps the run has."""
 POLYNOMIAL_END = 1e-7
 """The learning rate at which `polynomial` ends."""
+OWN_RATES = "".join(
+    f", for {name} to {one.learning_rate:g}"
+    for name, one in OPTIMIZERS.items()
+    if one.learning_rate != NamedOptimizer.learning_rate
+)
 
 
 def ends_at_last_step(schedule: str) -> bool:
@@ -26,7 +32,7 @@ class OptimizerOptions:
     learning_rate: float | str | None = option(
         "training: optimizer",
         "Learning rate, or one for each trained component: dit=1e-4,text_encoder=1e-5; a number "
-        "before these is for the others. Defaults to 1e-4, for prodigy to 1.",
+        f"before these is for the others. Defaults to 1e-4{OWN_RATES}.",
         affects={"training"},
         above=0,
         common=True,
@@ -71,9 +77,7 @@ class OptimizerOptions:
     )
     optimizer: str = option(
         "training: optimizer",
-        "Optimizer: adamw, adafactor, adamw8bit, lion8bit, paged_adamw8bit, paged_lion8bit, "
-        "ademamix8bit, lion, came, stableadamw, soap, prodigy, schedulefree, muon, or the dotted "
-        "path of a class.",
+        f"Optimizer: {', '.join(OPTIMIZERS)}, or the dotted path of a class.",
         "adamw",
         affects={"resolved"},
         common=True,

@@ -1,3 +1,8 @@
+from dstrain.data.forms.finding import (
+    ask as ask,
+    find_source as find_source,
+    offered_forms as offered_forms,
+)
 from dstrain.data.forms.form import Given as Given, Source as Source
 from dstrain.data.forms.joined import (
     join_datasets as join_datasets,
@@ -25,8 +30,3 @@ from dstrain.data.forms.naming import (
 )
 from dstrain.data.forms.reading import Reading as Reading, texts_of as texts_of
 from dstrain.data.forms.row_files import embedded_folder as embedded_folder
-from dstrain.data.forms.source import (
-    ask as ask,
-    find_source as find_source,
-    offered_forms as offered_forms,
-)

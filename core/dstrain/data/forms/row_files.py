@@ -19,8 +19,8 @@ import numpy as np
 
 from dstrain.console import shown
 from dstrain.data.faults import raise_system_fault
+from dstrain.data.forms.finding import refuse_unread
 from dstrain.data.forms.form import URL, Content, Form, Source
-from dstrain.data.forms.source import refuse_unread
 from dstrain.data.table import (
     DIGEST,
     EMBEDDED_FILES,

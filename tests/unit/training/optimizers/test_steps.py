@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from dstrain.config.named_optimizers import OPTIMIZERS
 from dstrain.config.options import OptimizerOptions
 from dstrain.runs.checkpoints.state import TrainingState, load_state, save_state
 from dstrain.training.optimizers import (
@@ -12,7 +13,6 @@ from dstrain.training.optimizers import (
     choose_optimizer,
     effective_rate,
 )
-from dstrain.training.optimizers.named_optimizers import OPTIMIZERS
 from dstrain.training.updater import clip_gradients
 from torch import Tensor, nn
 from torch.optim import Optimizer

@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from dstrain.config import LearningRates, parse_learning_rates
+from dstrain.config.named_optimizers import (
+    OPTIMIZERS,
+    NamedOptimizer,
+    named,
+)
 from dstrain.config.options import OptimizerOptions
 from dstrain.console import silenced
 from dstrain.errors import UsageError, nearest
@@ -21,11 +26,6 @@ from dstrain.training.optimizers.arguments import (
     check_arguments,
     parameters_of,
     parse_arguments,
-)
-from dstrain.training.optimizers.named_optimizers import (
-    OPTIMIZERS,
-    NamedOptimizer,
-    named,
 )
 from dstrain.training.optimizers.schedules import schedule_at
 from dstrain.training.optimizers.trial import steps_apart, try_optimizer
@@ -56,7 +56,7 @@ class OptimizerChoice:
     @property
     def is_default(self) -> bool:
         """Return whether it is AdamW, called as if no flag were given."""
-        return self.identity == _identity(*_default())
+        return self.identity == _identity(AdamW, OPTIMIZERS["adamw"].arguments)
 
 
 def choose_optimizer(options: OptimizerOptions) -> OptimizerChoice:
@@ -111,12 +111,6 @@ def _check_rounding(
         what = f"bf16 weights are updated one after another, but {name} {why}"
         advice = "use another optimizer, such as adamw8bit, or --trainable_dtype fp32"
         raise UsageError(flag, what, advice)
-
-
-def _default() -> tuple[type, dict[str, Any]]:
-    from torch.optim import AdamW
-
-    return AdamW, dict(OPTIMIZERS["adamw"].arguments)
 
 
 def _identity(kind: type, arguments: Mapping[str, Any]) -> dict[str, str]:

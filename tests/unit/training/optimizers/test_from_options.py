@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from dstrain import UsageError
+from dstrain.config.named_optimizers import OPTIMIZERS
 from dstrain.config.options import OptimizerOptions
 from dstrain.training.optimizers import (
     OptimizerChoice,
     build_optimizer,
     choose_optimizer,
 )
-from dstrain.training.optimizers.named_optimizers import OPTIMIZERS
 from torch import nn
 from torch.optim import SGD
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from dstrain.config import LearningRates
 from dstrain.errors import UsageError, first_few, nearest
 from dstrain.lora.adapters import UP
-from dstrain.training.optimizers.choice import OptimizerChoice
+from dstrain.training.optimizers.from_options import OptimizerChoice
 from dstrain.training.optimizers.rounding import StochasticRounding, stand_in
 from dstrain.training.optimizers.trial import ESTIMATE, construct, enter_training
 

@@ -1,4 +1,4 @@
-"""Name optimizers, with what they are called with."""
+"""The optimizers that have a name, with what they are called with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
