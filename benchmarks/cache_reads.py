@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 NUMBERS = 131_072
-"""Of 4 bytes in a sample."""
+"""The numbers in a sample, each of 4 bytes."""
 A_SHARD = 256
 """Samples in a shard."""
 HEAD = (

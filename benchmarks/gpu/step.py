@@ -50,7 +50,7 @@ class Ready:
     """What is ready to be trained."""
 
     parameters: int
-    """Of the network."""
+    """The numbers that the network has."""
     trained: dict[str, nn.Parameter]
     loss: Callable[[], Tensor]
     """Computes the loss of a step."""

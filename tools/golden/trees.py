@@ -26,7 +26,7 @@ class Tree:
     revision: str
     """As it was asked for; empty for the working tree."""
     id: str
-    """Of git's tree of these files."""
+    """The id of git's tree of these files."""
 
     @property
     def folder(self) -> Path:

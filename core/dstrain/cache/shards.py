@@ -104,7 +104,7 @@ class Shard:
     """What it records of the run that wrote it."""
     layouts: Sequence[str]
     rows: NDArray[Any]
-    """Of dtype ROW, sorted by address."""
+    """An array of dtype ROW, sorted by address."""
 
 
 def write_shard(

@@ -126,15 +126,17 @@ def schema(config: type) -> dict[str, Any]:
 
 
 def _schema_of(flag: Flag) -> dict[str, Any]:
-    kind: Any = TYPES.get(flag.kind, "string")
+    kinds = [TYPES.get(flag.kind, "string")]
     # A number may be text that says several, or one for each of several names.
-    found: dict[str, Any] = {
-        "type": [kind, "string"] if flag.by_name or flag.listed else kind
-    }
+    kinds += ["string"] * (flag.by_name or flag.listed)
+    # In a file, null leaves an option out.
+    none = [None] * (flag.default is None)
+    kinds += ["null"] * len(none)
+    found: dict[str, Any] = {"type": kinds if len(kinds) > 1 else kinds[0]}
     if flag.is_open:
         found["anyOf"] = [{"enum": list(flag.choices)}, {"pattern": r"\."}]
     elif flag.choices:
-        found["enum"] = list(flag.choices)
+        found["enum"] = [*flag.choices, *none]
     for name, bound in (
         ("minimum", flag.minimum),
         ("maximum", flag.maximum),

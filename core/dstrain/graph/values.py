@@ -135,7 +135,8 @@ def _fault(value: Any, depth: int = 0) -> str:
         for key in texts:
             if not isinstance(key, str) or "/" in key:
                 return f"a record with the key {key!r}"
-    if any(has_lone_surrogate(text) for text in texts):
+    # UTF-8 cannot encode it.
+    if any(re.search("[\ud800-\udfff]", text) for text in texts):
         return "a text with half of a surrogate pair"
     return ""
 
@@ -151,11 +152,6 @@ def _tensor_fault(tensor: Tensor) -> str:
     if tensor.dtype not in DTYPES:
         return f"a tensor of dtype {tensor.dtype}"
     return ""
-
-
-def has_lone_surrogate(text: str) -> bool:
-    """Return whether a text has half of a surrogate pair, which UTF-8 cannot encode."""
-    return re.search("[\ud800-\udfff]", text) is not None
 
 
 PLAIN_TENSORS: ContextVar[tuple[type, ...]] = ContextVar(

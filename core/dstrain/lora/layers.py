@@ -38,7 +38,7 @@ class LoraConfig:
     type: str = "lora"
     """The name of a `LoraType`."""
     dropout: float = 0.0
-    """Of the layers' input, in training."""
+    """The dropout of the layers' input, in training."""
     settings: tuple[tuple[str, Any], ...] = ()
     """Name -> value of what the type has beside these, without what is at its default."""
 

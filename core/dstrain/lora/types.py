@@ -19,8 +19,7 @@ from dstrain.registry import disabled_plugins, extensions_in_use
 class LoraType:
     """A type of layers that peft adds to a network: plugins subclass it. This one is LoRA.
 
-    What it is called, `keys` and `keep` have to be given; an error of a type names its
-    plugin.
+    A plugin's has a name of its own, and what differs of the rest.
     """
 
     name: ClassVar[str] = "lora"

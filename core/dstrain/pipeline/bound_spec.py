@@ -148,12 +148,6 @@ class BoundSpec:
         keys = {name: value_key(self.spec, name, branch) for name in function.inputs}
         return {name: values[key] for name, key in keys.items() if key in values}
 
-    def _arguments(
-        self, function: FunctionSpec, values: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return the inputs and the components of a function."""
-        return self._inputs(function, values) | self.bind_components(function)
-
     def _predict(
         self,
         expert: str,

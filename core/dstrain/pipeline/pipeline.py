@@ -366,7 +366,8 @@ class Pipeline(BoundSpec):
             return guidance
 
         function = self.spec.latent_shape
-        shape = function.function(**self._arguments(function, values))
+        given = self._inputs(function, values) | self.bind_components(function)
+        shape = function.function(**given)
         if sampling.latents is None:
             noise = seeded_noise(shape, sampling.seed, sampling.rand_device)
         else:

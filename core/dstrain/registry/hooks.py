@@ -1,5 +1,8 @@
-"""Let plugins add commands, tasks, observers of training and changes of its steps: the
-hooks of entry-point group `dstrain`.
+"""The table of contents of what a plugin can add by hooks (entry-point group `dstrain`).
+
+Beside these, `dstrain.options` names a class of options (config/plugin_records.py),
+`dstrain.models` the record of a family (registry/family.py), `dstrain.commands` the names
+of commands, for help. An optimizer or a schedule needs no plugin: its path names it.
 """
 
 from __future__ import annotations
@@ -65,11 +68,17 @@ class Defaults:
 class Hooks:
     """The hooks. A plugin's module implements any of them with `@hookimpl`, and says
     `api = 2`: the version of the interface that it is made for.
+
+    A plugin that does not fit is left out and named when it is registered. One that
+    fails in a hook without which the run would be another one is refused by its name:
+    keepers, defaults, the updater, changed steps. Other hooks that fail are warned of.
     """
 
     @hookspec
     def dstrain_commands(self) -> Sequence[click.Command]:
-        """Return extra commands of the command line."""
+        """Return extra commands of the command line; one named as dstrain's own, or as
+        another plugin's, is left out.
+        """
         raise NotImplementedError
 
     @hookspec
@@ -81,39 +90,44 @@ class Hooks:
 
     @hookspec
     def dstrain_tasks(self) -> Sequence[Task]:
-        """Return extra tasks for `--task`."""
+        """Return extra tasks for `--task`, each with its loss; names are as for commands."""
         raise NotImplementedError
 
     @hookspec
     def dstrain_forms(self, options: Any) -> Sequence[Any]:
         """Return forms of datasets (`dstrain.plugin.Form`) for a run with these options,
-        a TrainConfig: each finds the rows of a dataset, reads them from files, or opens URLs.
+        a TrainConfig: each finds the rows of a dataset, reads them from files, or opens
+        URLs. Two that find rows in one place are refused, unless --dataset_form chooses.
         """
         raise NotImplementedError
 
     @hookspec
     def dstrain_keepers(self, request: KeeperRequest) -> Sequence[Keeper]:
-        """Return how the weights of components are kept, as the plugin's options ask; none
-        where they ask nothing. Raises UsageError for what the command cannot have.
+        """Return how the weights of components are kept, as the plugin's options ask, each
+        a `Keeper`; an empty list where they ask nothing. A component has at most one of a
+        kind. Raises UsageError for what the command cannot have.
         """
         raise NotImplementedError
 
     @hookspec
     def dstrain_lora_formats(self) -> Sequence[Any]:
-        """Return formats of LoRA files, each a `LoraFormat`: values of `--lora_format`, and
-        files to read.
+        """Return formats of LoRA files, each a `dstrain.plugin.lora.LoraFormat`: values of
+        `--lora_format`, and files to read. A file that two of them read is refused.
         """
         raise NotImplementedError
 
     @hookspec
     def dstrain_lora_types(self) -> Sequence[Any]:
-        """Return types of LoRA layers, each a `LoraType`: values of `--lora_type`."""
+        """Return types of LoRA layers, each a `dstrain.plugin.lora.LoraType`: values of
+        `--lora_type`.
+        """
         raise NotImplementedError
 
     @hookspec
     def dstrain_rows(self, options: Any) -> Sequence[PromptRow]:
         """Return rows without latents, whose prompts stage 1 encodes as well, so that
-        images can be made of them in training; `options` is the TrainConfig.
+        images can be made of them in training by `WatchedRun.images`; `options` is the
+        TrainConfig.
         """
         raise NotImplementedError
 
@@ -137,7 +151,8 @@ class Hooks:
         self, options: Mapping[str, Any], disabled_plugins: Collection[str]
     ) -> Sequence[Defaults]:
         """Return values in place of the defaults of `train`, each with its source;
-        `options` are those that are typed or in a file, as text.
+        `options` are those that are typed or in a file, as text. Raises UsageError for
+        what is asked for and is not there.
         """
         raise NotImplementedError
 
@@ -153,8 +168,8 @@ class Hooks:
     def dstrain_modify_step(
         self, step: int, model: nn.Module, optimizer: Optimizer
     ) -> None:
-        """Change what is trained, or the optimizer, after optimizer step `step`, in
-        every process alike and without gradients. `model` is the TrainingModule.
+        """Change what is trained, or the optimizer, after optimizer step `step`, from 1,
+        in every process alike and without gradients. `model` is the TrainingModule.
         """
 
 

@@ -79,7 +79,7 @@ class CacheInfo:
     prompt_rows: Sequence[Mapping[str, Any]] = ()
     """One line for each row that plugins add; see `row_line`."""
     sizes: Sequence[Sequence[Any]] = ()
-    """Of each signature, what `GroupSize` says."""
+    """What `GroupSize` says of each signature."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The `words` of the command of stage 1, and the `folder` in which it ran; in plans of
     earlier versions its options by name."""

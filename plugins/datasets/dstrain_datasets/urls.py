@@ -21,7 +21,7 @@ class Urls(Form):
     total_timeout: float = 1800.0
     """Seconds for a file."""
     max_bytes: int = 2**33
-    """Of a file."""
+    """The size of the largest file that is read."""
     name = "urls"
     reads = ("URL",)
 

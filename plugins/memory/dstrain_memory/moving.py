@@ -33,7 +33,6 @@ from dstrain_memory.options import MemoryOptions
 from dstrain_memory.ram import ComponentInRam, stored_tensors
 
 logger = get_logger("dstrain.memory")
-ALL = "--enable_model_cpu_offload"
 OFFLOAD_FLAG = "--offload_models"
 NO_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
 

@@ -101,5 +101,7 @@ def test_help_and_schema_have_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["depth"]["minimum"] == 1
     assert found["depth"]["type"] == "integer"
     assert found["parts"]["type"] == "array"
+    assert found["height"]["type"] == ["integer", "null"]
+    assert None in found["lora_format"]["enum"]
     assert "wavy" in found["lr_scheduler"]["anyOf"][0]["enum"]
     assert "wavy" in flags_by_name(TrainConfig)["lr_scheduler"].choices

@@ -21,11 +21,6 @@ def join_sources(sources: Sequence[Source]) -> Source:
     return Source("several", first.path, first.base, parts=tuple(sources))
 
 
-def first_rows(counts: Sequence[int]) -> list[int]:
-    """Return the number of the first row of each dataset of so many rows."""
-    return list(accumulate(counts[:-1], initial=0))
-
-
 @dataclass(frozen=True)
 class _Places:
     """Names the rows of several tables."""
@@ -44,7 +39,8 @@ def join_datasets(datasets: Sequence[Dataset], digests: Sequence[str]) -> Datase
     digests: What identifies the rows of each.
     """
     tables = [one.table for one in datasets]
-    first = first_rows([len(table.rows) for table in tables])
+    # The number of the first row of each.
+    first = list(accumulate((len(one.rows) for one in tables[:-1]), initial=0))
     columns = {name: column for one in datasets for name, column in one.columns.items()}
     signatures: dict[Signature, int] = {}
     cropped: dict[int, float] = {}

@@ -254,7 +254,8 @@ def _columns(source: Source) -> tuple[str, ...]:
     form = _form_of(source)
     first: tuple[str, ...] = ()
     for file in source.files:
-        names = tuple(_columns_of(form, file))
+        with _named(form, file):
+            names = tuple(form.columns(file))
         first = first or names
         lacking = [name for name in first if name not in names]
         if lacking or len(names) > len(first):
@@ -262,11 +263,6 @@ def _columns(source: Source) -> tuple[str, ...]:
             what = f"has other columns than {source.files[0].name}: {others}"
             raise UsageError(file, what)
     return first
-
-
-def _columns_of(form: Form, file: Path) -> Mapping[str, bool]:
-    with _named(form, file):
-        return form.columns(file)
 
 
 def _guarded(

@@ -50,7 +50,7 @@ class PlannedRows:
     count: int = 0
     """Rows; 0 if there are none here."""
     held_out: int = 0
-    """Of these, rows for validation."""
+    """Rows among these that are for validation."""
     steps_per_epoch: int | None = None
     """If it is known exactly."""
     is_cached: bool = False

@@ -75,7 +75,7 @@ class PlannedRun:
     components: Mapping[str, PlannedComponent] = field(default_factory=dict)
     """What it loads that has weights, by name; nothing without model files."""
     absent: tuple[str, ...] = ()
-    """Of these components, those whose files are not on this machine."""
+    """The components whose files are not on this machine."""
     _built: list[Pipeline | TrainingModule] = field(default_factory=list)
     """What was built to check the model files, until somebody takes it."""
 

@@ -41,7 +41,7 @@ class AddressedSamples(Sequence[KeyedSample]):
     """Samples with the addresses of their values, made when they are used."""
 
     cells: Sequence[Mapping[str, Cell]]
-    """Of the samples of the dataset."""
+    """The cells of each sample of the dataset."""
     prompt_rows: Sequence[PromptPlan]
     """They come last, as rows that the table does not have."""
     sample_ids: SampleIds

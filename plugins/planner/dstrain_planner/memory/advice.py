@@ -28,7 +28,7 @@ class Way:
     config: TrainConfig
     changes: Mapping[str, Any] = field(default_factory=dict)
     stage_1: Mapping[str, Any] = field(default_factory=dict)
-    """Of two stages, the flags to add to the first."""
+    """The flags to add to the first of two stages."""
 
     def with_changes(self, **changes: Any) -> "Way":
         """Return the way with more flags."""

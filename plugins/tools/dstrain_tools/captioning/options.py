@@ -30,10 +30,10 @@ class CaptionOptions:
     temperature: float = 0.0
     """0 takes the most probable token each time."""
     seed: int | None = None
-    """Of the tokens that are drawn; None for 0."""
+    """The seed by which tokens are drawn; None for 0."""
     batch_size: int = 1
     max_pixels: int = 1048576
-    """Of an image, or of all frames of a video together."""
+    """The most pixels of an image, or of all frames of a video together."""
     num_frames: int = 8
     """Frames of a video that the model is shown."""
     mixed_precision: Precision | None = None
