@@ -484,7 +484,10 @@ def test_the_command_line_page_has_every_command_and_every_option() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ("dstrain", "dstrain.plugin", "dstrain.plugin.functional", "dstrain.testing"),
+    [
+        *("dstrain", "dstrain.plugin", "dstrain.plugin.functional"),
+        *("dstrain.plugin.lora", "dstrain.testing"),
+    ],
 )
 def test_the_page_of_the_interface_lists_every_public_name(module: str) -> None:
     page = (ROOT / "docs/plugins/api.md").read_text()

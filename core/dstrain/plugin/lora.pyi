@@ -5,17 +5,8 @@ from dstrain.config import (
 )
 from dstrain.config.lora_file import Alpha as Alpha
 from dstrain.config.options import LoraOptions as LoraOptions
-from dstrain.console import (
-    get_logger as get_logger,
-    number_of as number_of,
-    shell_word as shell_word,
-)
-from dstrain.errors import (
-    StateError as StateError,
-    UsageError as UsageError,
-    first_few as first_few,
-    nearest as nearest,
-)
+from dstrain.console import number_of as number_of
+from dstrain.errors import StateError as StateError
 from dstrain.lora.alphas import ADAPTER_HEADER as ADAPTER_HEADER
 from dstrain.lora.file_formats import (
     LoraFormat as LoraFormat,

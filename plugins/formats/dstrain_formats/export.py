@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dstrain.plugin import Component, Files, ModelFamily, Shapes
+from dstrain.plugin import (
+    Component,
+    Files,
+    ModelFamily,
+    Shapes,
+    UsageError,
+    first_few,
+    get_logger,
+    nearest,
+    shell_word,
+)
 from dstrain.plugin.lora import (
     ADAPTER_HEADER,
     CHECKSUM,
@@ -24,17 +34,13 @@ from dstrain.plugin.lora import (
     Lora,
     LoraFile,
     StateError,
-    UsageError,
     base_shapes,
     components_of,
     empty_component,
-    first_few,
     from_checkpoint,
-    get_logger,
     in_header,
     is_folded,
     load_family,
-    nearest,
     number_of,
     pair_of,
     parse_keys,
@@ -45,7 +51,6 @@ from dstrain.plugin.lora import (
     recognize,
     recorded_config,
     rescaled,
-    shell_word,
     to_checkpoint,
     write_tensors,
 )

@@ -3,11 +3,12 @@
 from collections.abc import Container, Mapping
 
 import torch
-from dstrain.plugin.lora import Layer, LoraLayer, Rows, UsageError
+from dstrain.plugin import UsageError
+from dstrain.plugin.lora import Change, Layer, LoraLayer, Rows
 from torch import Tensor
 
 from dstrain_formats.dora import lengths_of, lora_layer
-from dstrain_formats.loha import LohaLayer, MergedLayer, of_each
+from dstrain_formats.loha import LohaLayer, of_each
 from dstrain_formats.lokr import LokrLayer
 
 
@@ -35,7 +36,7 @@ def divided(layer: Layer, rows: tuple[Rows, ...]) -> dict[str, Layer]:
 
 def merged_parts(
     layer: LohaLayer | LokrLayer, rows: tuple[Rows, ...]
-) -> dict[str, MergedLayer]:
+) -> Mapping[str, Change]:
     """Return what a layer of a file changes of those of the network that it stands for:
     nothing but rows of a product, and none of them is such a product itself.
     """

@@ -13,6 +13,7 @@ from dstrain.plugin import (
     LoraKeyFormat,
     ModelFamily,
     Shapes,
+    UsageError,
 )
 from dstrain.plugin.lora import (
     NATIVE,
@@ -20,7 +21,6 @@ from dstrain.plugin.lora import (
     KeyTable,
     Prefix,
     Rows,
-    UsageError,
     checkpoint_shapes,
     components_of,
     layers_of,

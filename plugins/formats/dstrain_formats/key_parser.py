@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from dstrain.plugin.lora import StateError, StoredLayer, first_few, parse_keys
+from dstrain.plugin import first_few
+from dstrain.plugin.lora import StateError, StoredLayer, parse_keys
 from torch import Tensor
 
 from dstrain_formats.differences import DIFFERENCE, split_differences

@@ -82,22 +82,17 @@ class LohaLayer:
         return dict(zip(LOHA_PARTS, (*self.first, *self.second), strict=True))
 
 
-class LohaType(LoraType):
-    """LoHa by peft."""
+class LinearType(LoraType):
+    """A type for linear layers whose weights are as loaded; it is alone on a layer."""
 
-    name = "loha"
-    keys = r"hada_w[12]_[ab]"
-    kind = "LoHaConfig"
     diffusers = False
     linear_only = True
     stored = False
     dropout = False
     below = False
-    # Of several files for one layer, peft cannot add the LoHa beside others.
-    merged = True
 
     def configured(self, numbers: dict[str, Any], settings: Mapping[str, Any]) -> Any:
-        """Return peft's LoHaConfig."""
+        """Return peft's configuration; its field for the alpha is `alpha`."""
         numbers = {**numbers, "alpha": numbers["lora_alpha"]}
         del numbers["lora_alpha"]
         return self.in_peft(**numbers)
@@ -105,6 +100,16 @@ class LohaType(LoraType):
     def numbers_of(self, wrapped: Any, adapter: str) -> tuple[int, float]:
         """Return the rank and the alpha of a layer that peft has wrapped."""
         return wrapped.r[adapter], wrapped.alpha[adapter]
+
+
+class LohaType(LinearType):
+    """LoHa by peft."""
+
+    name = "loha"
+    keys = r"hada_w[12]_[ab]"
+    kind = "LoHaConfig"
+    # Of several files for one layer, peft cannot add the LoHa beside others.
+    merged = True
 
     def layer(
         self, parts: Mapping[str, Tensor], rank: int | None, alpha: float | None

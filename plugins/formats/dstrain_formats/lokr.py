@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from dstrain.plugin import TrainConfig
-from dstrain.plugin.lora import LoraOptions, LoraType, UsageError, rescaled
+from dstrain.plugin import TrainConfig, UsageError
+from dstrain.plugin.lora import LoraOptions, rescaled
 from torch import Tensor, nn
 
+from dstrain_formats.loha import LinearType
 from dstrain_formats.options import FormatOptions
 
 
@@ -84,17 +85,12 @@ class LokrLayer:
         return found
 
 
-class LokrType(LoraType):
+class LokrType(LinearType):
     """LoKr by peft."""
 
     name = "lokr"
     keys = r"lokr_w[12](?:_[ab])?"
     kind = "LoKrConfig"
-    diffusers = False
-    linear_only = True
-    stored = False
-    dropout = False
-    below = False
     sizes = "--lora_rank and --lokr_factor"
 
     def settings(self, options: LoraOptions) -> dict[str, Any]:
@@ -106,10 +102,8 @@ class LokrType(LoraType):
 
     def configured(self, numbers: dict[str, Any], settings: Mapping[str, Any]) -> Any:
         """Return peft's LoKrConfig."""
-        numbers = {**numbers, "alpha": numbers["lora_alpha"]}
-        del numbers["lora_alpha"]
-        numbers["decompose_factor"] = settings.get("factor", -1)
-        return self.in_peft(**numbers)
+        factor = settings.get("factor", -1)
+        return super().configured({**numbers, "decompose_factor": factor}, settings)
 
     def to_hold(self, layers: Mapping[str, Any], numbers: dict[str, Any]) -> Any:
         """Return the smallest configuration: `hold` replaces the matrices, which may
@@ -117,10 +111,6 @@ class LokrType(LoraType):
         """
         targets = numbers["target_modules"]
         return self.in_peft(r=1, alpha=1, decompose_factor=1, target_modules=targets)
-
-    def numbers_of(self, wrapped: Any, adapter: str) -> tuple[int, float]:
-        """Return the rank and the alpha of a layer that peft has wrapped."""
-        return wrapped.r[adapter], wrapped.alpha[adapter]
 
     def layer(
         self, parts: Mapping[str, Tensor], rank: int | None, alpha: float | None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dstrain.plugin import Component, ModelFamily, Shapes
+from dstrain.plugin import Component, ModelFamily, Shapes, get_logger
 from dstrain.plugin.lora import (
     Change,
     Contents,
@@ -21,7 +21,6 @@ from dstrain.plugin.lora import (
     Rows,
     StoredLayer,
     components_of,
-    get_logger,
     layers_of,
 )
 from torch import Tensor

@@ -12,8 +12,11 @@ from math import isqrt
 from typing import Any
 
 import torch
-from dstrain.plugin.lora import Layer, LoraType, UsageError
+from dstrain.plugin import UsageError
+from dstrain.plugin.lora import Layer
 from torch import Tensor, nn
+
+from dstrain_formats.loha import LinearType
 
 
 @dataclass(frozen=True)
@@ -57,17 +60,12 @@ class OftLayer(Layer):
         return {"oft_R.weight": self.numbers}
 
 
-class OftType(LoraType):
+class OftType(LinearType):
     """OFT by peft."""
 
     name = "oft"
     keys = r"oft_R\.weight"
     kind = "OFTConfig"
-    diffusers = False
-    linear_only = True
-    stored = False
-    dropout = False
-    below = False
     merged = True
 
     def configured(self, numbers: dict[str, Any], settings: Mapping[str, Any]) -> Any:

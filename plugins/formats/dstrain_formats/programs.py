@@ -10,6 +10,7 @@ from dstrain.plugin import (
     ModelFamily,
     Shapes,
     TrainConfig,
+    UsageError,
 )
 from dstrain.plugin.lora import (
     NATIVE,
@@ -18,7 +19,6 @@ from dstrain.plugin.lora import (
     Lora,
     LoraFormat,
     LoraLayer,
-    UsageError,
 )
 from torch import Tensor
 
