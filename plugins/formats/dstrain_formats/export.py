@@ -57,8 +57,8 @@ from dstrain.plugin.lora import (
 from torch import Tensor
 
 from dstrain_formats.key_names import format_of_weights, key_format_of
-from dstrain_formats.key_parser import in_peft_names, is_key_of_lora_file
 from dstrain_formats.programs import layers_in
+from dstrain_formats.reading import in_peft_names, is_key_of_lora_file
 
 logger = get_logger("dstrain.export")
 

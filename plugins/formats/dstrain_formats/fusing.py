@@ -1,15 +1,17 @@
 """Join layers of the network that a file has as one, and split them again."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from dstrain.plugin import UsageError
-from dstrain.plugin.lora import Change, Layer, LoraLayer, Rows
+from dstrain.plugin.lora import Layer, LoraLayer, Rows
 from torch import Tensor
 
-from dstrain_formats.dora import lengths_of, lora_layer
-from dstrain_formats.loha import LohaLayer, of_each
-from dstrain_formats.lokr import LokrLayer
+from dstrain_formats.lora_types.dora import lengths_of, lora_layer
+from dstrain_formats.lora_types.loha import LohaLayer
+from dstrain_formats.lora_types.lokr import LokrLayer
 
 
 def joined(layers: Mapping[str, Layer], rows: tuple[Rows, ...]) -> Layer:
@@ -34,18 +36,41 @@ def divided(layer: Layer, rows: tuple[Rows, ...]) -> dict[str, Layer]:
     return {rows[0].layer: layer}
 
 
+@dataclass(frozen=True)
+class MergedLayer:
+    """A change of one layer's weight that can only be merged into it."""
+
+    type: str
+    """What it is, for errors."""
+    change: Callable[[], Tensor]
+    """Computes what is added to the weight, in fp32."""
+
+    def changed(self, weight: Tensor) -> Tensor:
+        """Return an fp32 weight (out, in) as the layer changes it."""
+        return weight + self.change().to(weight.device)
+
+
 def merged_parts(
     layer: LohaLayer | LokrLayer, rows: tuple[Rows, ...]
-) -> Mapping[str, Change]:
+) -> dict[str, MergedLayer]:
     """Return what a layer of a file changes of those of the network that it stands for:
     nothing but rows of a product, and none of them is such a product itself.
     """
+    what = "LoHa" if isinstance(layer, LohaLayer) else "LoKr"
+    kind = f"{what} of several layers at once"
+    numbers = torch.arange(max(one.stop for one in rows))
+    found = {}
+    for name in dict.fromkeys(one.layer for one in rows):
+        change = partial(_rows_of_change, layer, _own_rows(numbers, name, rows))
+        found[f"{name}.weight"] = MergedLayer(kind, change)
+    return found
+
+
+def _rows_of_change(layer: LohaLayer | LokrLayer, chosen: Tensor) -> Tensor:
+    """Return rows of what is added to a weight."""
     if isinstance(layer, LohaLayer):
-        return of_each(
-            "LoHa of several layers at once", lambda own: layer.rows(own).change(), rows
-        )
-    kind = "LoKr of several layers at once"
-    return of_each(kind, lambda own: layer.change()[own], rows)
+        return layer.rows(chosen).change()
+    return layer.change()[chosen]
 
 
 def fuse(layers: Mapping[str, LoraLayer], rows: tuple[Rows, ...]) -> LoraLayer:

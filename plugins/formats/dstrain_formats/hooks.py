@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
@@ -33,9 +34,6 @@ def dstrain_lora_formats() -> Sequence[LoraFormat]:
 @hookimpl
 def dstrain_lora_types() -> Sequence[LoraType]:
     """Return DoRA, LoKr, LoHa and OFT."""
-    from dstrain_formats.dora import DoraType
-    from dstrain_formats.loha import LohaType
-    from dstrain_formats.lokr import LokrType
-    from dstrain_formats.oft import OftType
+    from dstrain_formats.lora_types import TYPES
 
-    return [DoraType(), LokrType(), LohaType(), OftType()]
+    return [import_module(f"dstrain_formats.lora_types.{name}").TYPE for name in TYPES]

@@ -4,6 +4,8 @@ from typing import ClassVar
 
 from dstrain.plugin import TrainConfig, UsageError, option, options
 
+from dstrain_formats.lora_types import TYPES
+
 
 @options
 class FormatOptions:
@@ -11,7 +13,7 @@ class FormatOptions:
 
     choices: ClassVar[dict[str, tuple[str, ...]]] = {
         "lora_format": ("comfyui", "diffsynth", "reference"),
-        "lora_type": ("dora", "lokr", "loha", "oft"),
+        "lora_type": tuple(TYPES),
     }
     adds: ClassVar[dict[str, tuple[str, ...]]] = {
         "lora_files": ("comfyui", "diffsynth", "kohya", "others")
@@ -34,7 +36,3 @@ class FormatOptions:
             return
         if self.lokr_factor is not None and config.lora_type != "lokr":
             raise UsageError("--lokr_factor", "has no effect without --lora_type lokr")
-        if config.lora_dropout and config.lora_type in ("lokr", "loha", "oft"):
-            what = f"{config.lora_type} has no dropout of its input"
-            advice = "leave it out, or train lora or dora"
-            raise UsageError("--lora_dropout", what, advice)

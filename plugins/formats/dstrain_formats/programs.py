@@ -22,7 +22,6 @@ from dstrain.plugin.lora import (
 )
 from torch import Tensor
 
-from dstrain_formats.dora import lengths_of
 from dstrain_formats.fusing import joined, refuse_parts
 from dstrain_formats.key_names import (
     format_of_weights,
@@ -30,9 +29,9 @@ from dstrain_formats.key_names import (
     key_formats,
     key_table,
 )
-from dstrain_formats.key_parser import is_key_of_lora_file
-from dstrain_formats.names import OtherNames
+from dstrain_formats.lora_types.dora import lengths_of
 from dstrain_formats.options import FormatOptions
+from dstrain_formats.reading import OtherNames, is_key_of_lora_file
 
 
 class Program(LoraFormat):

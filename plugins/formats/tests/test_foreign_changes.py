@@ -16,7 +16,7 @@ from dstrain.lora import merge, read_lora
 from dstrain.plugin import CheckpointFormat, KeyMap
 from dstrain.plugin.lora import groups_in
 from dstrain_formats.differences import Difference
-from dstrain_formats.names import OtherNames
+from dstrain_formats.reading import OtherNames
 from torch import Tensor, nn
 
 from tests.support.lora_family import (

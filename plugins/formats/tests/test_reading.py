@@ -16,8 +16,7 @@ from dstrain.config import LoraFile
 from dstrain.lora import add_layers, read_lora, save_lora_for
 from dstrain.plugin import CheckpointFormat, LoraKeyFormat
 from dstrain.plugin.lora import groups_in
-from dstrain_formats.key_parser import is_key_of_lora_file
-from dstrain_formats.names import OtherNames
+from dstrain_formats.reading import OtherNames, is_key_of_lora_file
 from safetensors.torch import load_file
 
 from tests.support.lora_family import (

@@ -14,7 +14,7 @@ from dstrain.plugin import TrainConfig, UsageError
 from dstrain.plugin.lora import LoraOptions, rescaled
 from torch import Tensor, nn
 
-from dstrain_formats.loha import LinearType
+from dstrain_formats.lora_types.loha import LinearType
 from dstrain_formats.options import FormatOptions
 
 
@@ -157,6 +157,9 @@ class LokrType(LinearType):
             if hasattr(network.get_submodule(name), "restored"):
                 what = f"LoKr cannot be added to {name}, which is quantized"
                 raise UsageError(flag, what, "leave the component as it is loaded")
+
+
+TYPE = LokrType()
 
 
 def _matrices(found: Mapping[str, Tensor], name: str) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ W + (alpha / rank) B A get lengths that are trained, too.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from dstrain.plugin.lora import LoraLayer, LoraType, pair_of
@@ -61,10 +61,12 @@ class DoraType(LoraType):
         return DoraLayer(down, up, own, lengths[0])
 
 
+TYPE = DoraType()
+
+
 def row_lengths(weight: Tensor) -> Tensor:
     """Return the length of each row (out,) of a weight (out, in)."""
-    lengths: Tensor = torch.linalg.vector_norm(weight, dim=1)
-    return lengths
+    return cast(Tensor, torch.linalg.vector_norm(weight, dim=1))
 
 
 def lengths_of(layer: Any) -> Tensor | None:

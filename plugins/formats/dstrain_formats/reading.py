@@ -1,13 +1,16 @@
-"""The names of layers in LoRA files of other programs, which follow from the formats of a
-network's checkpoints.
+"""Read LoRA files of other programs: their keys become those of peft, and the names of
+layers are found in tables, which follow from the formats of a network's checkpoints.
 """
 
 import fnmatch
+import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from dstrain.plugin import Component, ModelFamily, Shapes, get_logger
+from dstrain.plugin import Component, ModelFamily, Shapes, first_few, get_logger
 from dstrain.plugin.lora import (
     Change,
     Contents,
@@ -19,17 +22,21 @@ from dstrain.plugin.lora import (
     LoraSource,
     Prefix,
     Rows,
+    StateError,
     StoredLayer,
     components_of,
     layers_of,
+    parse_keys,
 )
 from torch import Tensor
 
 from dstrain_formats.differences import (
+    DIFFERENCE,
     Difference,
     difference_fits,
     difference_table,
     own_differences,
+    split_differences,
 )
 from dstrain_formats.fusing import divided, merged_parts, split_fused
 from dstrain_formats.key_names import (
@@ -38,14 +45,25 @@ from dstrain_formats.key_names import (
     prefixes,
     with_underscores,
 )
-from dstrain_formats.key_parser import is_named, is_of_ai_toolkit, parse_file
-from dstrain_formats.loha import LohaLayer
-from dstrain_formats.lokr import LokrLayer
+from dstrain_formats.lora_types import TYPES
+from dstrain_formats.lora_types.loha import LohaLayer
+from dstrain_formats.lora_types.lokr import LokrLayer
 
 logger = get_logger("dstrain.formats")
 NO_ALPHA = (
     "has no alpha; using the rank, as DiffSynth-Studio and XLabs do with these names"
 )
+OTHER_KEY = re.compile(
+    r"(?P<layer>.+)\.(?:lora[_.](?P<way>down|up)\.weight|(?P<lengths>dora_scale)"
+    # XLabs: a layer is called `qkv_lora1`, and its matrices `down` and `up`.
+    r"|(?:(?<=_lora\.)|(?<=_lora[12]\.))(?P<own>down|up)\.weight)"
+)
+MARKS = "|".join([r"lora_(?:embedding_)?[AB]", *TYPES.values()])
+PEFT_KEY = re.compile(rf".+\.(?:{MARKS})\b.*")
+NAMED = re.compile(r"(?!base_model\.model\.).+\.lora_[AB]\.[^.]+\.weight")
+"""A key that has the name of an adapter."""
+PARTS = MappingProxyType({"down": "lora_A.weight", "up": "lora_B.weight"})
+LENGTHS = "lora_magnitude_vector"
 
 
 class OtherNames(LoraNames):
@@ -123,8 +141,7 @@ class OtherNames(LoraNames):
             split = split_fused(stored, rows)
             return all(one.fits(own[name]) for name, one in split.items())
         if len(rows) == 1:
-            fits: bool = stored.fits(own[rows[0].layer])
-            return fits
+            return bool(stored.fits(own[rows[0].layer]))
         height, width = stored.shape
         return height == rows[-1].stop and all(
             own[one.layer][1:] == (width,) for one in rows
@@ -172,3 +189,69 @@ def _narrowed(prefix: Prefix, name: str, family: ModelFamily) -> Prefix:
 def _names_of_others(component: Component, underscored: bool) -> list[str]:
     patterns = [name for one in component.formats for name in one.ignored]
     return [name.replace(".", "_") if underscored else name for name in patterns]
+
+
+def is_key_of_lora_file(key: str) -> bool:
+    """Return whether a key may be one of a LoRA file, as a difference of a whole parameter
+    is; an alpha may be a network's own.
+    """
+    return any(one.fullmatch(key) for one in (OTHER_KEY, PEFT_KEY, DIFFERENCE))
+
+
+def is_named(key: str) -> bool:
+    """Return whether a key contains the name of an adapter, and is not peft's, or is XLabs'
+    own: where these are, alpha is the rank.
+    """
+    other = OTHER_KEY.fullmatch(key)
+    return bool(NAMED.fullmatch(key) or (other and other["own"]))
+
+
+def is_of_ai_toolkit(header: Mapping[str, str]) -> bool:
+    """Return whether ai-toolkit wrote a file (toolkit/metadata.py of ostris/ai-toolkit):
+    in its names of diffusers alpha is always the rank, and left out.
+    """
+    try:
+        return bool(json.loads(header.get("software", "{}"))["name"] == "ai-toolkit")
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def parse_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, StoredLayer]:
+    """Return what a file holds of each layer, and of each parameter of which it has the
+    difference.
+
+    Raises StateError for keys that are missing, duplicate, unknown or of another kind of
+    file, and for values that are not finite numbers.
+    """
+    found, others = split_differences(path, tensors)
+    if others or not found:
+        found |= parse_keys(path, in_peft_names(path, others))
+    return found
+
+
+def in_peft_names(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of layers by peft's keys; raises StateError for two of one key,
+    and where some layers of LoRA have lengths of DoRA, and others none.
+    """
+    found: dict[str, Tensor] = {}
+    pairs, with_lengths = set(), set()
+    for key, tensor in tensors.items():
+        name, hit = key, OTHER_KEY.fullmatch(key)
+        if hit is not None:
+            part = LENGTHS if hit["lengths"] else PARTS[hit["way"] or hit["own"]]
+            name = f"{hit['layer']}.{part}"
+        layer, _, part = name.partition(".lora_")
+        if part.startswith("magnitude"):
+            with_lengths.add(layer)
+            # To multiply a weight with, they are (out, 1).
+            tensor = tensor.flatten() if tensor.shape[1:] == (1,) else tensor
+        elif part:
+            pairs.add(layer)
+        if name in found:
+            raise StateError(path, f"contains {name} twice, the second time as {key}")
+        found[name] = tensor
+    without = sorted(pairs - with_lengths)
+    if with_lengths and without:
+        what = f"incomplete LoRA file: {len(without)} of {len(pairs)} layers lack the lengths of DoRA"
+        raise StateError(path, what, f"the first: {first_few(without)}")
+    return found

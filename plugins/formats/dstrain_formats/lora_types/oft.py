@@ -16,7 +16,7 @@ from dstrain.plugin import UsageError
 from dstrain.plugin.lora import Layer
 from torch import Tensor, nn
 
-from dstrain_formats.loha import LinearType
+from dstrain_formats.lora_types.loha import LinearType
 
 
 @dataclass(frozen=True)
@@ -104,3 +104,6 @@ class OftType(LinearType):
             if size < 2 or width % size:
                 what = f"oft needs blocks of 2 or more channels that divide those of each layer: {name} has {width}"
                 raise UsageError("--lora_rank", what)
+
+
+TYPE = OftType()

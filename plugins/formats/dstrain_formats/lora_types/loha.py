@@ -1,16 +1,14 @@
-"""The LoHa of one layer, and products of several layers at once.
+"""The LoHa of one layer.
 
 LoHa (Hyeon-Woo et al. 2022, "FedPara: low-rank Hadamard product for communication-
 efficient federated learning"): (alpha / rank) (A1 B1) * (A2 B2), element by element.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-import torch
-from dstrain.plugin.lora import LoraType, Rows, rescaled
+from dstrain.plugin.lora import LoraType, rescaled
 from torch import Tensor
 
 LOHA_PARTS = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
@@ -120,6 +118,9 @@ class LohaType(LinearType):
         return LohaLayer(first, second, own)
 
 
+TYPE = LohaType()
+
+
 def _factors(
     own: Mapping[str, Tensor],
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -132,37 +133,3 @@ def _factors(
     if len(a) != len(c) or b.shape[1] != d.shape[1]:
         raise ValueError("have two products of different shapes")
     return (a, b), (c, d)
-
-
-@dataclass(frozen=True)
-class MergedLayer:
-    """A change of one layer's weight that can only be merged into it."""
-
-    type: str
-    """What it is, for errors."""
-    change: Callable[[], Tensor]
-    """Computes what is added to the weight, in fp32."""
-
-    def changed(self, weight: Tensor) -> Tensor:
-        """Return an fp32 weight (out, in) as the layer changes it."""
-        return weight + self.change().to(weight.device)
-
-
-def of_each(
-    kind: str, change: Callable[[Tensor], Tensor], rows: Sequence[Rows]
-) -> dict[str, MergedLayer]:
-    """Return the changes of the network's weights that one layer of a file stands for.
-
-    Args:
-        kind: What it is, for errors.
-        change: (indices of rows) -> these rows of what the file's layer adds.
-        rows: Which rows are of which layer.
-    """
-    found = {}
-    for name in dict.fromkeys(one.layer for one in rows):
-        own = sorted(
-            (one for one in rows if one.layer == name), key=lambda one: one.offset
-        )
-        chosen = torch.cat([torch.arange(one.start, one.stop) for one in own])
-        found[f"{name}.weight"] = MergedLayer(kind, partial(change, chosen))
-    return found
