@@ -29,7 +29,7 @@ from dstrain.training.optimizers import build_optimizer, choose_optimizer
 from dstrain_memory.block_swap import BlockSwap
 from dstrain_memory.compilation import compile_blocks
 from dstrain_memory.quantization.keeper import Quantize
-from dstrain_memory.quantization.methods import METHODS
+from dstrain_memory.quantization.known_methods import METHODS
 from dstrain_memory.quantization.stored_layers import StoredComponent, StoredLayers
 from torch import Tensor, nn
 from torch.optim import Optimizer

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from dstrain_memory.quantization.known_methods import METHODS
 from dstrain_memory.quantization.linear import QuantizedLinear
 from dstrain_memory.quantization.method import QuantizationMethod
-from dstrain_memory.quantization.methods import METHODS
 from torch import Tensor, nn
 
 FP8, BLOCKS = METHODS["fp8"], METHODS["int8_block"]
@@ -168,7 +168,7 @@ def test_8_bit_weights_are_those_of_torchao(kind: str) -> None:
 
 METHOD_BY_METHOD = """
 import torch
-from dstrain_memory.quantization.methods import METHODS
+from dstrain_memory.quantization.known_methods import METHODS
 
 layer = torch.nn.Linear(64, 2)
 for method in METHODS.values():

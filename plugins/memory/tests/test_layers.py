@@ -15,7 +15,7 @@ from dstrain.graph.keepers import Keepers
 from dstrain.models import Found, StoredLinear
 from dstrain.plugin import Component, DiffusersNetwork, Files
 from dstrain_memory.quantization.keeper import Quantize
-from dstrain_memory.quantization.methods import METHODS
+from dstrain_memory.quantization.known_methods import METHODS
 from dstrain_memory.quantization.stored_layers import StoredComponent, StoredLayers
 from safetensors.torch import save_file
 from torch import nn

@@ -10,8 +10,8 @@ import pytest
 import torch
 from dstrain import LoraConfig
 from dstrain.lora import inject, lora_state
+from dstrain_memory.quantization.known_methods import METHODS
 from dstrain_memory.quantization.linear import QuantizedLinear
-from dstrain_memory.quantization.methods import METHODS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -13,7 +13,7 @@ from dstrain import UsageError, run
 from dstrain.runs.resolve import resolve
 from dstrain.runs.setup import Setup
 from dstrain_memory.quantization.keeper import Quantize
-from dstrain_memory.quantization.methods import METHODS, METHODS_GROUP
+from dstrain_memory.quantization.known_methods import METHODS, METHODS_GROUP
 from dstrain_memory.quantization.stored_layers import StoredComponent, StoredLayers
 
 from tests.support.experts import copied_denoiser, let_tiny_have_experts
@@ -149,7 +149,7 @@ def test_a_component_that_no_stage_loads_is_refused(
 
 
 OTHERS = """
-from dstrain_memory.quantization.methods import FP8
+from dstrain_memory.quantization.known_methods import FP8
 from dstrain_memory.quantization.method import QuantizationMethod
 # Of a name that is only refused otherwise.
 PACKED = QuantizationMethod("comfy_kitchen_fp8_w8a8", FP8.store, FP8.stored_bytes)
@@ -174,8 +174,11 @@ def test_methods_are_added_and_refused_where_they_give_no_gradient(
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        ("dstrain_memory.quantization.methods:FP8", "'fp8' is one of plugin-memory's"),
-        ("dstrain_memory.quantization.methods:METHODS", "no QuantizationMethod"),
+        (
+            "dstrain_memory.quantization.known_methods:FP8",
+            "'fp8' is one of plugin-memory's",
+        ),
+        ("dstrain_memory.quantization.known_methods:METHODS", "no QuantizationMethod"),
         ("dstrain_memory.nothing:FP8", "cannot be imported"),
     ],
 )

@@ -19,8 +19,8 @@ from dstrain.pipeline.loading import Loader
 from dstrain.plugin import Component, DiffusersNetwork, Files
 from dstrain.registry import load_family
 from dstrain_memory.quantization.keeper import Quantize
+from dstrain_memory.quantization.known_methods import FP8, METHODS
 from dstrain_memory.quantization.method import QuantizationMethod
-from dstrain_memory.quantization.methods import FP8, METHODS
 from dstrain_memory.quantization.stored_layers import StoredComponent, StoredLayers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from dstrain.plugin import PromptRow, hookimpl
 
 from dstrain_watch.options import WatchOptions
-from dstrain_watch.prompts import prompt_row
 
 if TYPE_CHECKING:
     from dstrain.plugin import Observer, TrainConfig, WatchedRun
@@ -19,6 +18,8 @@ api = 2
 @hookimpl
 def dstrain_rows(options: TrainConfig) -> Sequence[PromptRow]:
     """Return the prompts of previews."""
+    from dstrain_watch.previews import prompt_row
+
     return [prompt_row(text) for text in options.of(WatchOptions).preview_prompt]
 
 
@@ -26,7 +27,7 @@ def dstrain_rows(options: TrainConfig) -> Sequence[PromptRow]:
 def dstrain_observers(run: WatchedRun) -> Sequence[Observer]:
     """Return previews and trackers, where a run asks for them."""
     from dstrain_watch.previews import Previews
-    from dstrain_watch.trackers import Trackers
+    from dstrain_watch.sending import Trackers
 
     if run.config is None:
         return []

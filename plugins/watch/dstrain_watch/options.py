@@ -14,30 +14,20 @@ from dstrain.plugin import (
     split_commas,
 )
 
+from dstrain_watch.trackers import TRACKERS
+
 FLAG = "--preview_prompt"
 PREVIEWS = "previews"
-PROMPTS = "previews/prompts.json"
-TRACKER_RUNS = "logs/trackers.json"
-"""The ids of the run in its trackers."""
-TRACKERS = (
-    "tensorboard",
-    "wandb",
-    "swanlab",
-    "aim",
-    "clearml",
-    "comet_ml",
-    "dvclive",
-    "mlflow",
-    "trackio",
-)
-"""Those that accelerate knows, by the names of their libraries."""
 
 
 @options
 class WatchOptions:
     """What is made of a run while it trains, and where its numbers are sent."""
 
-    writes: ClassVar = (f"{PREVIEWS}/step-*-*.*", PROMPTS, TRACKER_RUNS)
+    prompts: ClassVar = f"{PREVIEWS}/prompts.json"
+    tracker_runs: ClassVar = "logs/trackers.json"
+    """The ids of the run in its trackers."""
+    writes: ClassVar = (f"{PREVIEWS}/step-*-*.*", prompts, tracker_runs)
 
     preview_prompt: tuple[str, ...] = converted(
         "output: previews",
@@ -111,9 +101,8 @@ class WatchOptions:
             raise UsageError("--report_to", "is empty")
         for name in split_commas(self.report_to):
             if name not in TRACKERS:
-                hint = nearest(name, TRACKERS)
-                known = ", ".join(TRACKERS)
-                what = f"no tracker named {name!r}; trackers: {known}{hint}"
+                known = ", ".join(TRACKERS) + nearest(name, TRACKERS)
+                what = f"no tracker named {name!r}; trackers: {known}"
                 raise UsageError("--report_to", what)
         for name in ("wandb", "swanlab"):
             flag = f"{name}_project"

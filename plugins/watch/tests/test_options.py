@@ -9,7 +9,7 @@ from dstrain import StateError, TrainConfig, UsageError, run
 from dstrain.runs.resolve import resolve
 from dstrain.storage import RunFiles
 from dstrain_watch.options import WatchOptions
-from dstrain_watch.prompts import prompt_row
+from dstrain_watch.previews import prompt_row
 
 from tests.support.experts import copied_denoiser, let_tiny_have_experts
 from tests.support.family import weights_of

@@ -16,9 +16,9 @@ from dstrain.plugin import (
 from torch import Tensor, nn
 
 from dstrain_memory.options import MemoryOptions
+from dstrain_memory.quantization.known_methods import known_methods, method_named
 from dstrain_memory.quantization.layers import methods_of_layers
 from dstrain_memory.quantization.method import QuantizationMethod
-from dstrain_memory.quantization.methods import known_methods, method_named
 from dstrain_memory.quantization.requests import FP8_FLAG, parse_storage
 from dstrain_memory.quantization.stored_layers import StoredComponent, StoredLayers
 

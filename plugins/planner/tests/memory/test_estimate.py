@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dstrain import UsageError
 from dstrain.runs.loop import steps
-from dstrain_memory.quantization.methods import METHODS
+from dstrain_memory.quantization.known_methods import METHODS
 from torch import nn
 
 from tests.support.runs import config, train, training_run

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dstrain.runs import plan_of
-from dstrain_memory.quantization.methods import METHODS
+from dstrain_memory.quantization.known_methods import METHODS
 
 from tests.support.family import IDS
 from tests.support.runs import config
