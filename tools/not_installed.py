@@ -8,10 +8,12 @@ option, a command or a value of a plugin that is not installed is answered.
 import json
 import sys
 import tomllib
+from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+from dstrain import TrainConfig
 from dstrain.config.fields import own_flags
 from dstrain.installed import ABSENT
 
@@ -35,6 +37,10 @@ def added(folder: Path) -> dict[str, dict[str, Any]]:
             found[option] = dict.fromkeys(sorted(names), "")
         for kind, names in getattr(record, "adds", {}).items():
             found[kind] = dict.fromkeys(sorted(names), "")
+    for place in groups.get("dstrain", {}).values():
+        forms = getattr(import_module(place), "dstrain_forms", None)
+        for form in forms(TrainConfig()) if forms else ():
+            found.setdefault("forms", {}).update(dict.fromkeys(form.reads, ""))
     for name in groups.get("dstrain.commands", {}):
         found.setdefault("commands", {})[name] = ""
     for name in groups.get("dstrain.models", {}):

@@ -29,7 +29,7 @@ from dstrain.runs.checks.rows import dataset_inputs
 from dstrain.runs.dry_run.planned_run import described_with_bytes
 from dstrain.runs.dry_run.summary import plan_run
 from dstrain.runs.launch.accelerator import meet, without_accelerates_own
-from dstrain.runs.launch.settings import check_launch, in_stage, read_launch
+from dstrain.runs.launch.launchers import check_launch, in_stage, read_launch
 from dstrain.runs.launch.variables import Launch, machine_size, world_size
 from dstrain.runs.resolve import of_stage, resolve
 from dstrain.runs.script.parts import NO_PARTS, Callback, OwnParts, RunResult

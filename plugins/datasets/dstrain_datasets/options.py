@@ -1,8 +1,7 @@
-"""The options of this package, and what its forms read."""
+"""The options of this package."""
 
 import os
 from pathlib import Path
-from typing import ClassVar
 
 from dstrain.plugin import converted, options
 
@@ -16,9 +15,6 @@ def as_folder(value: str | Path | None) -> Path | None:
 class DatasetsOptions:
     """What is read beside files of this machine."""
 
-    adds: ClassVar[dict[str, tuple[str, ...]]] = {
-        "forms": (".parquet", ".arrow", "id", "URL")
-    }
     url_cache: Path | None = converted(
         "data",
         "Folder for files that the metadata names by URL. Without it, URLs are refused.",

@@ -11,7 +11,7 @@ import pytest
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 from dstrain import UsageError, run
 from dstrain.distributed import Sharding
-from dstrain.runs.launch.settings import read_launch
+from dstrain.runs.launch.launchers import read_launch
 
 from tests.support.launchers import FILES, ZERO_3, handed_on
 from tests.support.runs import config
