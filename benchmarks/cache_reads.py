@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 import torch
-from dstrain.cache import FeatureCache, ShardWriter, packed
+from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.cache.addresses import packed
 from dstrain.storage import hash_json
 from report import table
 from safetensors import safe_open

@@ -40,7 +40,7 @@ OPTIONS = ("option", "Option")
 """What declares an option of the command line: of core, and of a family's record."""
 MOST_NAMES = 25
 """Names that the face of a package lists, at most."""
-OPEN = ("dstrain", "dstrain.plugin")
+OPEN = ("dstrain", "dstrain.plugin", "dstrain.plugin.lora")
 """What scripts and plugins may use is longer, and is used outside the project."""
 
 
@@ -128,7 +128,8 @@ class House:
 
     @cached_property
     def faces(self) -> Mapping[str, Mapping[str, str]]:
-        """Package -> each name of its face, and the module that defines it."""
+        """Package, or part of the interface -> each name that its stub lists, and the module
+        that defines it."""
         return {
             name: {
                 alias.name: str(node.module)
@@ -139,7 +140,7 @@ class House:
                 for alias in node.names
             }
             for name, module in self.modules.items()
-            if module.is_face
+            if any(path.suffix == ".pyi" for path in module.paths)
         }
 
     def imported(self, module: Module) -> Iterator[tuple[str, str]]:
@@ -255,6 +256,7 @@ INTERFACE = (
     "dstrain.plugin",
     "dstrain.plugin.functional",
     "dstrain.plugin.lora",
+    "dstrain.plugin.commands",
 )
 """What every plugin may import of core; a few may import further faces of packages."""
 

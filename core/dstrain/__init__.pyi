@@ -1,10 +1,12 @@
 from dstrain.config.options.generate import GenerateConfig as GenerateConfig
 from dstrain.config.options.train import TrainConfig as TrainConfig
 from dstrain.errors import (
+    CacheError as CacheError,
     Diverged as Diverged,
     DstrainError as DstrainError,
     InputError as InputError,
     Interrupted as Interrupted,
+    MissingFiles as MissingFiles,
     OutOfMemory as OutOfMemory,
     StateError as StateError,
     SystemFault as SystemFault,

@@ -486,7 +486,7 @@ def test_the_command_line_page_has_every_command_and_every_option() -> None:
     "module",
     [
         *("dstrain", "dstrain.plugin", "dstrain.plugin.functional"),
-        *("dstrain.plugin.lora", "dstrain.testing"),
+        *("dstrain.plugin.lora", "dstrain.plugin.commands", "dstrain.testing"),
     ],
 )
 def test_the_page_of_the_interface_lists_every_public_name(module: str) -> None:

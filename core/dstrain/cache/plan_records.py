@@ -6,7 +6,9 @@ compares it with records that stage 1 writes.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import FunctionType, MappingProxyType
 from typing import Any, get_args
 
@@ -16,6 +18,60 @@ list with an item of each), {entries by name}, or what a function finds nothing 
 A name with ? at its end may be absent; OTHERS stands for all other names.
 """
 OTHERS = "*"
+USE = "use"
+"""What identifies a plan has it where its rows are not for training."""
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """The record that a plan of the feature cache keeps of the run that filled it. The
+    names of its fields are part of the format.
+    """
+
+    dataset: Mapping[str, Any]
+    """`path` and `sha256` of the metadata, its number of `rows`, skipped ones included,
+    the `folders` in which its files are, of which a line of the plan names those that
+    no line before it does, and its first `caption`."""
+    columns: Sequence[str]
+    inputs: Sequence[Sequence[str]]
+    """The sets of inputs that samples have."""
+    components: Mapping[str, str]
+    """Component -> digest of its files, its configuration and the family's code for it."""
+    configs: Mapping[str, Mapping[str, Any]]
+    """Component -> configuration."""
+    models: Mapping[str, str]
+    """Component -> the published model that its files were named by, with its revision."""
+    files: Mapping[str, Sequence[tuple[str, str, Sequence[Any]]]]
+    """Component -> its files: each with its path, its place in a folder ('' for weights)
+    and what `Digests.record` returned.
+    """
+    versions: Mapping[str, str]
+    prompt_rows: Sequence[Mapping[str, Any]] = ()
+    """One line for each row that plugins add; see `row_line`."""
+    sizes: Sequence[Sequence[Any]] = ()
+    """What `GroupSize` says of each signature."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The `words` of the command of stage 1, and the `folder` in which it ran; in plans of
+    earlier versions its options by name."""
+    repeatable: Mapping[str, Any] = field(default_factory=dict)
+    """What stage 1 compares to see that it has nothing to do; see `unchanged`."""
+
+    def name_row(self, row: Mapping[str, Any]) -> str:
+        """Name a row of the plan in messages: 'metadata.csv:3'."""
+        number = row["row"]
+        path = self.dataset["path"]
+        for part in self.dataset.get("parts", ()):
+            path = part["path"]
+            if number < part["rows"]:
+                break
+            number -= part["rows"]
+        return f"{Path(path).name}:{row['line']}"
+
+    @property
+    def rows_of_parts(self) -> list[int]:
+        """Return the number of rows of each dataset."""
+        parts = self.dataset.get("parts") or [self.dataset]
+        return [int(part["rows"]) for part in parts]
 
 
 def check_record(record: Any) -> None:

@@ -1,5 +1,1 @@
 """The command line: words to calls."""
-
-from dstrain.lazy import attach
-
-__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -29,7 +29,7 @@ def ls(
     Rows, values by unit, bytes, what is shared, and the plans that use it.
     """
     with status():
-        from dstrain.runs import as_lines, listing
+        from dstrain.cache.commands.listing import as_lines, listing
 
     found = [listing(folder) for folder in folders]
     if as_json:
@@ -44,7 +44,7 @@ def verify(folder: Path, repairs: bool, disabled_plugins: tuple[str, ...]) -> No
     Damaged files are listed, and the exit code is 3.
     """
     with status():
-        from dstrain.runs import repair, verify as run
+        from dstrain.cache.commands.verify import repair, verify as run
 
     run(folder, partial(repair, folder) if repairs else None)
 
@@ -60,7 +60,7 @@ def prune(
     What goes is listed first. Without --yes, nothing is removed, or a terminal is asked.
     """
     with status():
-        from dstrain.runs import prune as run
+        from dstrain.cache.commands.prune import prune as run
 
     can_answer = sys.stdin is not None and sys.stdin.isatty()
     ask = partial(click.confirm, "remove it?") if can_answer else None

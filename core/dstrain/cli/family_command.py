@@ -22,6 +22,7 @@ from dstrain.cli.click_options import (
 )
 from dstrain.cli.completion import FAMILY, folded
 from dstrain.cli.config_file import read_file
+from dstrain.cli.errors import DISABLED, hints, variables_without_effect
 from dstrain.cli.file_values import default_map, for_toy, is_true, with_choice_of_model
 from dstrain.cli.help import (
     BRIEF,
@@ -31,7 +32,6 @@ from dstrain.cli.help import (
     show_brief,
     write_sections,
 )
-from dstrain.cli.hints import DISABLED, hints, variables_without_effect
 from dstrain.config import flags, read_resolved
 from dstrain.config.datasets import repeated_base_paths
 from dstrain.config.options import ModelChoice, TrainConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dstrain.cli.hints import no_such
+from dstrain.cli.errors import no_such
 from dstrain.config import flags
 from dstrain.config.options import TrainConfig
 from dstrain.config.serialize import MODEL_FILES

@@ -287,7 +287,9 @@ def signature_of(
         common[name] = cell.literal if is_same else cell.shapes
     if pads_texts:
         # No input has this name.
-        common[""] = max(length_class(_texts(cells, columns)) for cells in variants)
+        texts = ("".join(_texts(cells, columns)) for cells in variants)
+        most = max(len(text.encode()) for text in texts)
+        common[""] = bisect_left(TEXT_BYTES, most)
     return frozenset(common.items())
 
 
@@ -304,8 +306,3 @@ def _texts(cells: Mapping[str, Cell], columns: Mapping[str, Column]) -> Iterator
 def inputs_of(common: Signature) -> frozenset[str]:
     """Return the inputs of the samples of a signature."""
     return frozenset(name for name, _ in common if name)
-
-
-def length_class(texts: Iterable[str]) -> int:
-    """Return the number of the class of `TEXT_BYTES` that these texts together are in."""
-    return bisect_left(TEXT_BYTES, sum(len(text.encode()) for text in texts))

@@ -254,9 +254,10 @@ class FileInspector:
             # Few in a task where there are few: they may be slow to fetch.
             size = max(1, min(FILES_PER_TASK, len(new) // (4 * HEADER_READERS)))
             parts = [new[start : start + size] for start in range(0, len(new), size)]
-            inspect = partial(_inspect_all, self._roots())
+            inspect = partial(_inspect, self._roots())
             with ThreadPoolExecutor(HEADER_READERS) as threads:
-                for part, infos in zip(parts, threads.map(inspect, parts), strict=True):
+                found = threads.map(lambda part: [*map(inspect, part)], parts)
+                for part, infos in zip(parts, found, strict=True):
                     self._known |= zip(part, infos, strict=True)
                     self._weight += sum(map(_weight, infos))
         files = {name: self._known.pop(name) for name in names}
@@ -271,10 +272,6 @@ def _weight(info: FileInfo) -> int:
     if isinstance(info, Video):
         return 1 + (len(info.timestamps) + 8 * len(info.files)) // 16
     return 1
-
-
-def _inspect_all(roots: DataRoots, files: Iterable[FileName]) -> list[FileInfo]:
-    return [_inspect(roots, file) for file in files]
 
 
 def _inspect(roots: DataRoots, file: FileName) -> FileInfo:

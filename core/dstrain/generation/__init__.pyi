@@ -13,3 +13,4 @@ from dstrain.generation.pipeline_source import (
     check_used as check_used,
     open_source as open_source,
 )
+from dstrain.generation.shown_plan import ShownPlan as ShownPlan

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any
 
 from dstrain.errors import UsageError, nearest
-from dstrain.graph.experts import ExpertSchedule
 from dstrain.graph.frozen import ConvertedField, freeze
 from dstrain.graph.function_spec import CONTEXT, FunctionSpec, component_of
 from dstrain.graph.inputs import (
@@ -22,6 +21,58 @@ from dstrain.graph.inputs import (
 )
 from dstrain.graph.noise_schedule import FlowMatchSchedule, constrain_nothing
 from dstrain.graph.unit import Task, Unit
+
+
+@dataclass(frozen=True)
+class ExpertSchedule:
+    """A denoiser in several components, each for its own timesteps."""
+
+    denoiser: str
+    """Name by which functions ask for the expert of their timestep."""
+    ranges: Mapping[str, tuple[float, float]]
+    """Component -> (least, greatest) timestep, 0 to 1000, the noisiest expert first."""
+    companions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Name by which functions ask for what acts beside an expert, such as an adapter, where
+    each has its own -> expert -> that component.
+    """
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Return the experts, the noisiest first."""
+        return tuple(self.ranges)
+
+    @property
+    def roles(self) -> Mapping[str, tuple[str, ...]]:
+        """Return each name that functions ask by -> the components that it stands for, one
+        per expert.
+        """
+        names = (self.denoiser, *self.companions)
+        return {
+            name: tuple(self.component(name, one) for one in self.ranges)
+            for name in names
+        }
+
+    def __post_init__(self) -> None:
+        freeze(self)
+
+    def component(self, role: str, expert: str) -> str:
+        """Return the component that a name stands for where an expert acts."""
+        return self.companions[role][expert] if role in self.companions else expert
+
+    def expert_of(self, component: str) -> str:
+        """Return the expert that a component is, or acts beside; '' for another one."""
+        for components in self.roles.values():
+            if component in components:
+                return self.components[components.index(component)]
+        return ""
+
+    def choose(self, timestep: float) -> str:
+        """Return the expert of a timestep: the first whose range is not above it."""
+        for component, (least, _) in self.ranges.items():
+            if timestep >= least:
+                return component
+        return self.components[-1]
+
 
 GIVEN_TO_MODEL_FN = ("noisy_latents", "timestep")
 GIVEN_TO_CONSTRAIN_LATENTS = ("latents", "timestep", "noise")

@@ -31,7 +31,6 @@ from dstrain.errors import (
     first_few as first_few,
     nearest as nearest,
 )
-from dstrain.graph.experts import ExpertSchedule as ExpertSchedule
 from dstrain.graph.function_spec import versioned as versioned
 from dstrain.graph.inputs import (
     Column as Column,
@@ -54,7 +53,10 @@ from dstrain.graph.noise_schedule import (
     FlowMatchSchedule as FlowMatchSchedule,
     LatentConstraint as LatentConstraint,
 )
-from dstrain.graph.spec import PipelineSpec as PipelineSpec
+from dstrain.graph.spec import (
+    ExpertSchedule as ExpertSchedule,
+    PipelineSpec as PipelineSpec,
+)
 from dstrain.graph.unit import Task as Task
 from dstrain.graph.values import PLAIN_TENSORS as PLAIN_TENSORS, Frames as Frames
 from dstrain.models.components import Component as Component, Files as Files

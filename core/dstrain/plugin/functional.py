@@ -13,7 +13,11 @@ from dstrain.models import (
     pack,
     unpack,
 )
-from dstrain.models.execution import around_blocks, repeated_blocks
+from dstrain.models.execution import (
+    around_blocks,
+    checkpoint_through,
+    repeated_blocks,
+)
 from dstrain.models.functional import (
     apply_guidance,
     as_uint8,
@@ -31,6 +35,7 @@ __all__ = (
     "as_uint8",
     "check_length",
     "check_sides",
+    "checkpoint_through",
     "convert_image",
     "cover_image",
     "empty_component",

@@ -6,18 +6,19 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from dstrain.cache import (
+    CacheInfo,
     FeatureCache,
     PlanSamples,
     SourceFiles,
     open_samples,
     stored_plans,
 )
+from dstrain.cache.plan_records import USE
 from dstrain.cache.source_files import frame_folders, leads_out
 from dstrain.console import get_logger, redacted
 from dstrain.data.forms import Source
@@ -34,7 +35,7 @@ from dstrain.runs.datasets.sources import (
     folders_of_parts,
     source_here,
 )
-from dstrain.runs.plan_identity import USE, VALIDATION, plan_identity
+from dstrain.runs.plan_identity import VALIDATION, plan_identity
 from dstrain.runs.setup import Setup
 from dstrain.storage import hash_json
 from dstrain.storage.hashing import files_in
@@ -50,58 +51,6 @@ MOST_ROWS = 1_000_000
 
 StoredPlan = tuple[Path, dict[str, Any]]
 """A plan file and its record."""
-
-
-@dataclass(frozen=True)
-class CacheInfo:
-    """The record that a plan of the feature cache keeps of the run that filled it. The
-    names of its fields are part of the format.
-    """
-
-    dataset: Mapping[str, Any]
-    """`path` and `sha256` of the metadata, its number of `rows`, skipped ones included,
-    the `folders` in which its files are, of which a line of the plan names those that
-    no line before it does, and its first `caption`."""
-    columns: Sequence[str]
-    inputs: Sequence[Sequence[str]]
-    """The sets of inputs that samples have."""
-    components: Mapping[str, str]
-    """Component -> digest of its files, its configuration and the family's code for it."""
-    configs: Mapping[str, Mapping[str, Any]]
-    """Component -> configuration."""
-    models: Mapping[str, str]
-    """Component -> the published model that its files were named by, with its revision."""
-    files: Mapping[str, Sequence[tuple[str, str, Sequence[Any]]]]
-    """Component -> its files: each with its path, its place in a folder ('' for weights)
-    and what `Digests.record` returned.
-    """
-    versions: Mapping[str, str]
-    prompt_rows: Sequence[Mapping[str, Any]] = ()
-    """One line for each row that plugins add; see `row_line`."""
-    sizes: Sequence[Sequence[Any]] = ()
-    """What `GroupSize` says of each signature."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """The `words` of the command of stage 1, and the `folder` in which it ran; in plans of
-    earlier versions its options by name."""
-    repeatable: Mapping[str, Any] = field(default_factory=dict)
-    """What stage 1 compares to see that it has nothing to do; see `unchanged`."""
-
-    def name_row(self, row: Mapping[str, Any]) -> str:
-        """Name a row of the plan in messages: 'metadata.csv:3'."""
-        number = row["row"]
-        path = self.dataset["path"]
-        for part in self.dataset.get("parts", ()):
-            path = part["path"]
-            if number < part["rows"]:
-                break
-            number -= part["rows"]
-        return f"{Path(path).name}:{row['line']}"
-
-    @property
-    def rows_of_parts(self) -> list[int]:
-        """Return the number of rows of each dataset."""
-        parts = self.dataset.get("parts") or [self.dataset]
-        return [int(part["rows"]) for part in parts]
 
 
 def open_plan(setup: Setup, cache: FeatureCache) -> tuple[CachedSamples, CacheInfo]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
+from dstrain.cache.plan_records import USE
 from dstrain.config import datasets_of, split_commas
 from dstrain.config.options import TrainConfig, options_affecting, recorded_values
 from dstrain.data.cells import loader_version
@@ -20,7 +21,6 @@ from dstrain.runs.recorded_versions import component_code
 from dstrain.runs.setup import Setup
 
 NO_CONFIGS: Mapping[str, Config] = MappingProxyType({})
-USE = "use"
 VALIDATION = "validation"
 """What the rows of a plan are for, where not for training."""
 NO_CONTENT = (

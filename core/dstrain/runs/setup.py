@@ -14,7 +14,7 @@ from dstrain.config.lora_file import parse_preset
 from dstrain.config.options import TrainConfig
 from dstrain.data import DataConfig, Dataset
 from dstrain.data.decoding import skip_undecodable
-from dstrain.data.forms import find_source, join_datasets
+from dstrain.data.forms import find_source, installed_forms, join_datasets
 from dstrain.data.row_checks import absent_masks, open_dataset
 from dstrain.distributed import Sharding
 from dstrain.errors import MissingFiles, UsageError, about_dataset
@@ -29,7 +29,7 @@ from dstrain.pipeline.preset_choice import Preset
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry import Extensions, ModelFamily, Option, PromptRow
 from dstrain.runs.datasets.flags import data_config, masks_of
-from dstrain.runs.datasets.sources import installed_forms, is_published
+from dstrain.runs.datasets.sources import is_published
 from dstrain.runs.recorded_versions import versions_of
 from dstrain.training.ema import has_modes
 from dstrain.training.optimizers import OptimizerChoice, check_names, choose_optimizer

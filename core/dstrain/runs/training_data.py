@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dstrain.cache import FeatureCache
+from dstrain.cache import CacheInfo, FeatureCache
 from dstrain.console import get_logger
 from dstrain.data import inputs_of
 from dstrain.data.dataset import first_variants
 from dstrain.randomness import SampleKey
 from dstrain.runs.datasets.sizes import GroupSize, group_sizes
-from dstrain.runs.feature_plan import CacheInfo, open_plan
+from dstrain.runs.feature_plan import open_plan
 from dstrain.runs.long_prompts import LongPromptLog, note_recorded, recorded
 from dstrain.runs.setup import Setup
 from dstrain.storage import Chosen

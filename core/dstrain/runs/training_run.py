@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from dstrain.cache import CacheInfo
 from dstrain.distributed import ProcessGroup
 from dstrain.models import Found
-from dstrain.runs.feature_plan import CacheInfo
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_data import TrainingData, ValidationSamples
 from dstrain.runs.training_progress import Training

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from dstrain import StateError
-from dstrain.cache import FeatureCache, exclusive, readers
-from dstrain.cache.in_use import READING, reading, remove_dead_marks
+from dstrain.cache import FeatureCache, readers
+from dstrain.cache.in_use import READING, exclusive, reading, remove_dead_marks
 from dstrain.storage import lock
 from dstrain.storage.locks import is_held
 from filelock import FileLock

@@ -9,14 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from dstrain import StateError
-from dstrain.cache import (
-    FeatureCache,
-    PlanSamples,
-    open_samples,
-    read_record,
-    stored_plans,
-)
-from dstrain.cache.plan_files import open_part, write_plan
+from dstrain.cache import FeatureCache, PlanSamples, open_samples, stored_plans
+from dstrain.cache.plan_files import open_part, read_record, write_plan
 from dstrain.storage import hash_json, write_columns
 
 from tests.support.plan_records import IDENTITY, about, plan_line

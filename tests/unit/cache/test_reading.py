@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from dstrain import StateError, SystemFault
-from dstrain.cache import FeatureCache, ShardWriter, read_shard
+from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.cache.shards import read_shard
 from torch import multiprocessing
 
 from tests.support.caching_project import address

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 from dstrain import Frames, StateError
-from dstrain.cache import FeatureCache, ShardWriter, as_text, packed, read_shard
+from dstrain.cache import FeatureCache, ShardWriter, as_text
+from dstrain.cache.addresses import packed
+from dstrain.cache.shards import read_shard
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.multiprocessing.reductions import StorageWeakRef

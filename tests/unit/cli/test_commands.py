@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from dstrain import GenerateConfig
-from dstrain.cli import FamilyCommand
+from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.main import main
 from dstrain.config import LoraFile, NamedInput
 from dstrain.installed import installed

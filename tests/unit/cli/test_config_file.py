@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dstrain import GenerateConfig, TrainConfig
-from dstrain.cli import FamilyCommand
+from dstrain.cli.family_command import FamilyCommand
 from dstrain.cli.main import main
 from dstrain.config import (
     Flag,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from dstrain import OutOfMemory
-from dstrain.cli import explain
+from dstrain.cli.errors import explain
 from dstrain.training import is_out_of_memory, oom_as_error, peak_memory
 
 CPU = "DefaultCPUAllocator: "

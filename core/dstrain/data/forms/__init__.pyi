@@ -1,7 +1,7 @@
 from dstrain.data.forms.finding import (
     ask as ask,
     find_source as find_source,
-    offered_forms as offered_forms,
+    installed_forms as installed_forms,
 )
 from dstrain.data.forms.form import Given as Given, Source as Source
 from dstrain.data.forms.joined import (

@@ -4,15 +4,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from dstrain.config.options import TrainConfig
 from dstrain.console import get_logger, shell_word
 from dstrain.data.forms.form import ID, URL, Form, Given, Source
 from dstrain.data.forms.listing import left_out, list_media
 from dstrain.data.forms.metadata import SUFFIXES, metadata_files
 from dstrain.errors import DstrainError, UsageError, nearest
 from dstrain.installed import absent_names, how_to_have
-from dstrain.registry import Extensions
+from dstrain.registry import load_extensions
 
 logger = get_logger(__name__)
 OWN = ("table", "folder", "several")
@@ -20,12 +20,13 @@ OWN = ("table", "folder", "several")
 FORM_FLAG = "--dataset_form"
 
 
-def offered_forms(extensions: Extensions, options: Any) -> tuple[Form, ...]:
+def installed_forms(config: TrainConfig) -> tuple[Form, ...]:
     """Return the forms that plugins offer for a run with these options; what cannot be
     used is named in the log.
     """
+    extensions = load_extensions(config.disabled_plugins)
     others = len(extensions.broken)
-    offers = extensions.offered("dstrain_forms", Form, OWN, options=options)
+    offers = extensions.offered("dstrain_forms", Form, OWN, options=config)
     for reason in extensions.broken[others:]:
         logger.warning(reason)
     return tuple(offers.values())

@@ -10,13 +10,12 @@ from dstrain.config.options import TrainConfig
 from dstrain.console import secrets
 from dstrain.data import CaptionOptions, DataConfig, FrameSampling, Resolution
 from dstrain.data.buckets import Buckets
-from dstrain.data.forms import parse_columns
+from dstrain.data.forms import installed_forms, parse_columns
 from dstrain.data.variants import TRIGGER, AugmentationOptions
 from dstrain.errors import UsageError, about_dataset, secret_error
 from dstrain.graph import Column, PipelineSpec, Task
 from dstrain.pipeline import Masks, with_masks, with_masks_of_dataset
 from dstrain.registry import PromptRow, load_family
-from dstrain.runs.datasets.sources import installed_forms
 
 ORDERS = 8
 """Orders of tags that --shuffle_tags takes turns with by default."""

@@ -21,13 +21,11 @@ from dstrain.data.forms import (
     ask,
     embedded_folder,
     find_source,
+    installed_forms,
     join_sources,
-    offered_forms,
 )
-from dstrain.data.forms.form import Form
 from dstrain.errors import DstrainError, UsageError, about_dataset
 from dstrain.models.hub import ID, may_be_id
-from dstrain.registry import load_extensions
 
 PUBLISHED = re.compile(rf"{ID}(@[^:]+)?(:.+)?")
 """OWNER/NAME, OWNER/NAME@REVISION, either with :FOLDER behind it."""
@@ -89,11 +87,6 @@ def _with_folder(config: TrainConfig, prefix: str) -> TrainConfig:
         place: dict[str, Any] = {name: found}
         return replace(config, **place)
     return config
-
-
-def installed_forms(config: TrainConfig) -> tuple[Form, ...]:
-    """Return the forms of the plugins that a run uses."""
-    return offered_forms(load_extensions(config.disabled_plugins), config)
 
 
 def is_published(base: Path) -> bool:

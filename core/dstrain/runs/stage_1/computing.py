@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dstrain.cache import ADDRESS, FeatureCache, ShardWriter
+from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.cache.addresses import ADDRESS
 from dstrain.console import progress_bar
 from dstrain.data import Dataset
 from dstrain.data.dataset import SampleCells

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache import ABSENT, ADDRESS, DIGESTS, Addresses, FeatureCache, as_text
-from dstrain.cache.addresses import BYTES, Numbers, PlanKeys
+from dstrain.cache import ABSENT, DIGESTS, FeatureCache, as_text
+from dstrain.cache.addresses import ADDRESS, BYTES, Addresses, Numbers, PlanKeys
 from dstrain.console import counted
 from dstrain.data import Cell, input_key, inputs_of
 from dstrain.data.dataset import Groups, SampleIds

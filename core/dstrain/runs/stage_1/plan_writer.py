@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache import plan_files
+from dstrain.cache import CacheInfo, plan_files
 from dstrain.console import counted, redacted
 from dstrain.data.files import real_path
 from dstrain.graph import serialize
@@ -21,7 +21,7 @@ from dstrain.runs.datasets.sources import (
     dataset_source,
     folders_of_parts,
 )
-from dstrain.runs.feature_plan import CacheInfo, names_digest
+from dstrain.runs.feature_plan import names_digest
 from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.prompt_rows import row_line
 from dstrain.runs.setup import Setup

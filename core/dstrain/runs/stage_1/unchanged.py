@@ -12,12 +12,13 @@ from typing import Any
 
 from dstrain.cache import (
     MARKER,
+    CacheInfo,
     FeatureCache,
     SourceFiles,
     open_samples,
-    prompt_addresses,
     stored_plans,
 )
+from dstrain.cache.plan_files import prompt_addresses
 from dstrain.cache.store import FOLDERS, LOG, check_parts
 from dstrain.config import as_flags
 from dstrain.config.options import options_affecting
@@ -28,12 +29,7 @@ from dstrain.graph import Column
 from dstrain.runs.checks.rows import log_left_out
 from dstrain.runs.datasets.sizes import largest_sample
 from dstrain.runs.datasets.sources import dataset_folders, dataset_source
-from dstrain.runs.feature_plan import (
-    CacheInfo,
-    changed_folder,
-    identity_of,
-    planned_parts,
-)
+from dstrain.runs.feature_plan import changed_folder, identity_of, planned_parts
 from dstrain.runs.prompt_rows import recorded_plan
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.keyed_samples import component_keys

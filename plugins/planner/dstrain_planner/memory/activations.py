@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dstrain import Sample, SampleKey, TrainingModule, UsageError
-from dstrain.models.execution import checkpoint_through
+from dstrain import Sample, SampleKey, TrainingModule
+from dstrain.plugin import UsageError
+from dstrain.plugin.functional import checkpoint_through
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves

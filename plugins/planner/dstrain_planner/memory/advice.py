@@ -8,9 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain import TrainConfig, UsageError, console
-from dstrain.config import command_line, validate
-from dstrain.console import shell_command, shell_word
+from dstrain.plugin import TrainConfig, UsageError, commands, shell_word
+from dstrain.plugin.commands import command_line, shell_command, validate
 
 READS_ON = os.name != "nt"
 """Whether a shell here reads on after a backslash at the end of a line."""
@@ -311,7 +310,7 @@ def continued(command: str, indent: str) -> list[str]:
             parts.append(quoted)
     lines = [indent + parts[0]]
     for part in parts[1:]:
-        if len(f"{lines[-1]} {part} \\") <= console.PAGE_WIDTH:
+        if len(f"{lines[-1]} {part} \\") <= commands.PAGE_WIDTH:
             lines[-1] += f" {part}"
         else:
             lines[-1] += " \\"

@@ -5,16 +5,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dstrain import DstrainError, TrainingModule
-from dstrain.plugin import Files, PlannedRun
+from dstrain import TrainingModule
+from dstrain.plugin import DstrainError, Files, PlannedRun
 
 from dstrain_planner.memory.activations import Activations, count_activations
-from dstrain_planner.memory.samples import (
-    ChosenSample,
-    of_cache,
-    of_flags,
-    of_largest,
-)
+from dstrain_planner.memory.samples import ChosenSample, of_cache, of_flags, of_largest
 
 
 @dataclass(frozen=True)

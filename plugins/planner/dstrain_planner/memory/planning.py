@@ -6,10 +6,8 @@ from importlib.util import find_spec
 from itertools import chain
 from typing import Any
 
-from dstrain import TrainConfig, UsageError
-from dstrain.config import flags_by_name
-from dstrain.console import silenced
-from dstrain.plugin import PlannedComponent, PlannedRun
+from dstrain.plugin import PlannedComponent, PlannedRun, TrainConfig, UsageError
+from dstrain.plugin.commands import flags_by_name, silenced
 
 from dstrain_planner.memory.activations import Activations
 from dstrain_planner.memory.advice import (

@@ -4,17 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
 import torch
-from dstrain import console
-from dstrain.config import as_size
-from dstrain.console import as_table, fitted, number_of, status
-from dstrain.plugin import PlannedComponent, PlannedRun, Section
+from dstrain.plugin import PlannedComponent, PlannedRun, Section, commands
+from dstrain.plugin.commands import as_size, as_table, fitted, number_of, status
 
-from dstrain_planner.memory.advice import (
-    Advice,
-    added_flags,
-    as_commands,
-    continued,
-)
+from dstrain_planner.memory.advice import Advice, added_flags, as_commands, continued
 from dstrain_planner.memory.counting import count
 from dstrain_planner.memory.disk import disk_of
 from dstrain_planner.memory.estimate import CAST, CONTEXT, FRAGMENTED, Estimate
@@ -131,7 +124,7 @@ def _table(rows: Iterable[Row]) -> list[str]:
     found = [*rows]
     width = max(len(size) for _, size, _ in found)
     first, *others = [(what, size.rjust(width), note) for what, size, note in found]
-    table = as_table(first, others, console.PAGE_WIDTH - len(INDENT))
+    table = as_table(first, others, commands.PAGE_WIDTH - len(INDENT))
     return [f"{INDENT}{line}" for line in table.splitlines()]
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from dstrain import Frames, Sample, UsageError
-from dstrain.console import number_of
+from dstrain import Frames, Sample
 from dstrain.plugin import (
     CachedRows,
     Column,
@@ -18,7 +17,9 @@ from dstrain.plugin import (
     LargestSample,
     Measured,
     PlannedRun,
+    UsageError,
 )
+from dstrain.plugin.commands import number_of
 from PIL import Image
 from torch import Tensor
 from torch.utils._pytree import tree_leaves

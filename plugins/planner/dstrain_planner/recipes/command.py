@@ -1,7 +1,7 @@
 """Define `dstrain recipes`."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from itertools import groupby
@@ -10,26 +10,22 @@ from types import MappingProxyType
 from typing import Any
 
 import click
-from dstrain import TrainConfig, UsageError
-from dstrain.cli import (
+from dstrain.plugin import ModelFamily, TrainConfig, UsageError, families, nearest
+from dstrain.plugin.commands import (
+    PAGE_WIDTH,
     Command,
     Group as CommandGroup,
+    as_size,
+    as_table,
+    assignment,
     completing,
-    families,
+    flags_by_name,
+    headings,
+    load_family,
     shared_options,
 )
-from dstrain.config import Flag, as_size, flags_by_name, headings
-from dstrain.config.serialize import assignment
-from dstrain.console import PAGE_WIDTH, as_table
-from dstrain.errors import SIMILAR, nearest
-from dstrain.plugin import ModelFamily
-from dstrain.registry import load_family
 
-from dstrain_planner.recipes.finding import (
-    all_recipes,
-    find_recipe,
-    recipes_named,
-)
+from dstrain_planner.recipes.finding import all_recipes, find_recipe, recipes_named
 from dstrain_planner.recipes.record import (
     COMPUTED,
     NEEDED,
@@ -51,6 +47,8 @@ EXAMPLE_CARD = "24GB"
 FIVE_CARDS = "12gb 16gb 24gb 48gb 80gb"
 """The longest column of cards."""
 LISTS = "`dstrain recipes` lists all"
+ALIKE = 0.75
+"""Least similarity of a word to what is offered in its place."""
 
 
 def recipes(
@@ -144,7 +142,7 @@ def _meant(word: str, disabled_plugins: Collection[str]) -> str:
         commands[one.goal] = f"dstrain recipes --goal {one.goal}"
         commands[one.card.lower()] = f"dstrain recipes --card {one.card}"
     begun = [name for name in commands if name.startswith(typed)]
-    close = begun or get_close_matches(typed, commands, 1, SIMILAR)
+    close = begun or get_close_matches(typed, commands, 1, ALIKE)
     if close:
         return f"did you mean: {commands[min(close, key=len)]}"
     return f"{LISTS}; `dstrain recipes --help` says how to list fewer"
@@ -350,7 +348,7 @@ def _lines(text: str, indent: str) -> list[str]:
     )
 
 
-def _reason(one: Setting, known: dict[str, Flag], numbers: dict[str, int]) -> str:
+def _reason(one: Setting, known: Mapping[str, Any], numbers: dict[str, int]) -> str:
     why = one.reason
     if not why and one.option in known:
         why = known[one.option].help.partition(". ")[0].rstrip(".") + "."

@@ -3,11 +3,20 @@
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
-from dstrain import DstrainError, TrainConfig, UsageError
-from dstrain.config import command_line, flags_by_name, split_commas
-from dstrain.console import get_logger
-from dstrain.installed import installed
-from dstrain.registry import load_family, usable_families
+from dstrain.plugin import (
+    DstrainError,
+    TrainConfig,
+    UsageError,
+    get_logger,
+    split_commas,
+)
+from dstrain.plugin.commands import (
+    command_line,
+    flags_by_name,
+    installed,
+    load_family,
+    usable_families,
+)
 
 from dstrain_planner.recipes.record import (
     COMPUTED,

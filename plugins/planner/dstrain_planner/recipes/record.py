@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.config import flags_by_name
-from dstrain.errors import nearest
-from dstrain.plugin import ModelFamily, TrainConfig, UsageError
+from dstrain.plugin import ModelFamily, TrainConfig, UsageError, nearest
+from dstrain.plugin.commands import flags_by_name
 
 from dstrain_planner.sizes import parse_size
 

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 import click
-from dstrain.cli import Command, FilePath, file_path, shared_options
-from dstrain.console import status
+from dstrain.plugin import FilePath
+from dstrain.plugin.commands import Command, file_path, shared_options, status
 
 CACHE = "CACHE"
 NAMED = MappingProxyType(

@@ -6,16 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dstrain.console import get_logger, number_of, progress_bar, redacted
-from dstrain.errors import (
-    CacheError,
+from dstrain import CacheError, OutOfMemory, SystemFault
+from dstrain.cache import Contents, PlanContents, named_plan, open_contents
+from dstrain.generation import ShownPlan
+from dstrain.plugin import (
     DstrainError,
-    OutOfMemory,
-    SystemFault,
+    Frames,
     UsageError,
+    get_logger,
+    progress_bar,
+    redacted,
 )
-from dstrain.plugin import Frames
-from dstrain.runs import Contents, PlanContents, ShownPlan, named_plan, open_contents
+from dstrain.plugin.commands import number_of
 from PIL import Image
 
 from dstrain_tools.caches.page import Card, write_page

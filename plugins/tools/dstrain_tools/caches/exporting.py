@@ -8,19 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from dstrain.cache import MARKER, FeatureCache, as_text
-from dstrain.config import as_size
-from dstrain.console import number_of, progress_bar
-from dstrain.errors import CacheError, SystemFault, UsageError
-from dstrain.runs import (
+from dstrain import CacheError, SystemFault
+from dstrain.cache import (
+    MARKER,
     Contents,
+    FeatureCache,
     PlanContents,
     named_plan,
     open_contents,
+    replacing,
     shard_problem,
+    temporary,
     write_part,
 )
-from dstrain.storage import replacing, temporary
+from dstrain.plugin import UsageError, progress_bar
+from dstrain.plugin.commands import as_size, number_of
 
 TAR = ".tar"
 ARCHIVES = (".gz", ".tgz", ".zip", ".bz2", ".xz", ".zst", ".7z")
@@ -57,10 +59,8 @@ def _export(contents: Contents, output: Path, names: Sequence[str]) -> None:
         _add_all(contents, plans, add, scratch)
     values = np.flatnonzero(contents.used_by(plans))
     size = as_size(int(contents.nbytes[values].sum()))
-    counts = (
-        f"{number_of(len(plans), 'plan')}, {number_of(f'{len(values):,}', 'value')}"
-    )
-    print(f"wrote {output}: {counts}, {size}")
+    counted = number_of(f"{len(values):,}", "value")
+    print(f"wrote {output}: {number_of(len(plans), 'plan')}, {counted}, {size}")
 
 
 def _add_all(
@@ -73,7 +73,7 @@ def _add_all(
     with progress_bar("export", len(contents.shards)) as progress:
         for number, path in enumerate(contents.shards):
             there = np.flatnonzero((contents.shard == number) & used)
-            kept = [as_text(one) for one in contents.addresses[there]]
+            kept = [one.tobytes().hex() for one in contents.addresses[there]]
             if len(kept) == contents.held[number]:
                 problem = shard_problem(folder, path)
                 if problem is not None:

@@ -15,21 +15,22 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
+from dstrain import CacheError, StateError, SystemFault
 from dstrain.cache import (
     MARKER,
     FeatureCache,
     check_is_cache,
     commit_plans,
+    lock,
     open_samples,
     plan_name,
     readers,
     stored_plans,
+    temporary,
+    verified,
 )
-from dstrain.config import as_size
-from dstrain.console import number_of, shell_command
-from dstrain.errors import CacheError, StateError, SystemFault, UsageError
-from dstrain.runs import Verified, verified
-from dstrain.storage import lock, remove_leftovers, temporary
+from dstrain.plugin import UsageError, remove_leftovers
+from dstrain.plugin.commands import as_size, number_of, shell_command
 
 NAME = re.compile(
     r"store\.json|shards/[0-9a-f]{40}\.safetensors"
@@ -60,10 +61,10 @@ def import_cache(source: Path, folder: Path) -> None:
                 _copy_folder(source, staged)
             else:
                 _extract(source, staged)
-            found = _verified(source, staged)
+            count = _verified(source, staged)
             plans = _plans(source, staged, folder)
             _move(staged, folder, plans)
-    values = number_of(found.values, "value")
+    values = number_of(count, "value")
     print(f"imported {values} and {number_of(len(plans), 'plan')} into {folder}")
     print(
         f"to train on it, give --feature_cache {folder} and --task TASK:train;"
@@ -156,7 +157,8 @@ def _check_space(size: int, staged: Path) -> None:
         raise SystemFault(staged.parent, what, "free some space, or use another disk")
 
 
-def _verified(source: Path, staged: Path) -> Verified:
+def _verified(source: Path, staged: Path) -> int:
+    """Read every byte; return the number of values."""
     try:
         found = verified(staged)
     except StateError as error:
@@ -164,7 +166,7 @@ def _verified(source: Path, staged: Path) -> Verified:
     for problem in found.problems:
         name = problem.path.relative_to(staged).as_posix()
         raise StateError(source, f"{name} {problem.what}", AGAIN)
-    return found
+    return found.values
 
 
 def _plans(source: Path, staged: Path, folder: Path) -> list[Mapping[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from dstrain.storage import replacing
+from dstrain.cache import replacing
 from PIL import Image
 
 SIDE = 320

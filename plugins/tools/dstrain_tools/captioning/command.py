@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-from dstrain.cli import Command, file_path, shared_options
 from dstrain.config.options import Hub, Precision
+from dstrain.plugin.commands import Command, file_path, shared_options
 
 from dstrain_tools.captioning.options import QUANTIZE_CHOICES, CaptionOptions
 

@@ -7,11 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from dstrain.cli import Command, FamilyCommand, explain, file_path, shared_options
-from dstrain.config import validate
-from dstrain.config.options import TrainConfig
-from dstrain.console import shell_command
-from dstrain.errors import UsageError
+from dstrain.plugin import TrainConfig, UsageError
+from dstrain.plugin.commands import (
+    Command,
+    FamilyCommand,
+    explain,
+    file_path,
+    shared_options,
+    shell_command,
+    validate,
+)
 from dstrain.storage import write_file
 
 from dstrain_tools.importing.entries import Source

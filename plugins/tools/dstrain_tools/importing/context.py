@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dstrain.registry import ModelFamily
+from dstrain.plugin import ModelFamily
 
 from dstrain_tools.importing.entries import Entry, Result, Source
 from dstrain_tools.importing.tables import Table

@@ -5,10 +5,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dstrain.config import parse_origins
-from dstrain.console import get_logger
-from dstrain.errors import UsageError
-from dstrain.registry import ModelFamily, usable_families
+from dstrain.plugin import ModelFamily, UsageError, get_logger
+from dstrain.plugin.commands import parse_origins, usable_families
 
 from dstrain_tools.importing.context import Model
 from dstrain_tools.importing.entries import Source

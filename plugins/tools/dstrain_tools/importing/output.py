@@ -5,10 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
-from dstrain.config import flags_by_name, headings
-from dstrain.config.options import TrainConfig
-from dstrain.config.serialize import assignment
-from dstrain.console import printable
+from dstrain.plugin import TrainConfig
+from dstrain.plugin.commands import assignment, flags_by_name, headings, printable
 
 from dstrain_tools.importing.entries import Source
 from dstrain_tools.importing.translation import Setting, Translation, shown

@@ -9,10 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dstrain.config import dataset_flags, flags_by_name
-from dstrain.config.datasets import LOSS_WEIGHT, REPEATS
-from dstrain.config.options import TrainConfig
-from dstrain.console import redacted
+from dstrain.plugin import TrainConfig, redacted
+from dstrain.plugin.commands import flags_by_name
 
 from dstrain_tools.importing.context import Context, Conversion, Model
 from dstrain_tools.importing.conversions import (
@@ -61,6 +59,9 @@ CONVERSIONS = (
     sizes,
 )
 """The modules whose functions tables name."""
+REPEATS = "repeats"
+LOSS_WEIGHT = "loss_weight"
+"""The options that only a dataset has."""
 JOINED = {"fp8_models": ",", "offload_models": ",", "quant_options": ";"}
 """Options that several keys may add to -> what stands between."""
 SECRET = re.compile(r"(api_?key|password|secret|(^|_)token)$", re.IGNORECASE)
@@ -297,9 +298,9 @@ def _unreadable(entry: Entry, why: str) -> Result:
 
 
 def _is_of_dataset(option: str, context: Context) -> bool:
-    return bool(context.number) and (
-        option in dataset_flags() or option in (REPEATS, LOSS_WEIGHT)
-    )
+    flag = flags_by_name(TrainConfig).get(option)
+    is_shared = flag is not None and "dataset" in flag.affects
+    return bool(context.number) and (is_shared or option in (REPEATS, LOSS_WEIGHT))
 
 
 def _put(options: dict[str, Setting], option: str, setting: Setting) -> str:

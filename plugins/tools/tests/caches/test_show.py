@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from dstrain import Frames, StateError, UsageError
-from dstrain.runs import as_lines, listing
+from dstrain.cache.commands.listing import as_lines, listing
 from dstrain_tools.caches.contact_sheet import Wanted, show
 from PIL import Image
 from torch import Tensor

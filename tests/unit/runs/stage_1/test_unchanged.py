@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from dstrain import StateError
+from dstrain.cache.commands.verify import verify
 from dstrain.registry import PromptRow
-from dstrain.runs import data_process, verify
+from dstrain.runs import data_process
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.stage_1.unchanged import code_of_rows
 from dstrain.storage import BAD_SAMPLES, file_memory, temporary

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dstrain.errors import UsageError
+from dstrain.plugin import UsageError
 
 from dstrain_tools.importing.entries import Entry, Outcome, Result, Source
 from dstrain_tools.importing.reading.data_files import leaves, merged, table_list

@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.errors import UsageError
-from dstrain.storage import read_limited
+from dstrain.plugin import UsageError, read_limited
 
 from dstrain_tools.importing.entries import Entry, Outcome, Result, Source
 from dstrain_tools.importing.reading.data_files import (
@@ -15,11 +14,7 @@ from dstrain_tools.importing.reading.data_files import (
     without_sections,
 )
 from dstrain_tools.importing.reading.datasets import with_datasets
-from dstrain_tools.importing.reading.shell import (
-    Command,
-    Script,
-    read_script,
-)
+from dstrain_tools.importing.reading.shell import Command, Script, read_script
 from dstrain_tools.importing.reading.tool import script_name, tool_of_script
 
 PRECISION = "mixed_precision"

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from dstrain.errors import UsageError
-from dstrain.storage import read_limited
+from dstrain.plugin import UsageError, read_limited
 
 from dstrain_tools.importing.entries import Entry
 

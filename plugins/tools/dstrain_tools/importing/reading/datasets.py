@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstrain.errors import UsageError
+from dstrain.plugin import UsageError
 
 from dstrain_tools.importing.entries import Entry, Outcome, Result, Source
 from dstrain_tools.importing.reading.data_files import (

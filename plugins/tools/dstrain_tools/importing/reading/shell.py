@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
-from dstrain.errors import UsageError
+from dstrain.plugin import UsageError
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 VARIABLE = re.compile(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from dstrain.errors import UsageError
+from dstrain.plugin import UsageError
 
 from dstrain_tools.importing.entries import Source
 from dstrain_tools.importing.reading.ai_toolkit import read_job

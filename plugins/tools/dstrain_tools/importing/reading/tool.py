@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from dstrain.errors import UsageError
+from dstrain.plugin import UsageError
 
 from dstrain_tools.importing.reading.datasets import DATASET
 from dstrain_tools.importing.reading.shell import Command

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.console import number_of
 from dstrain.data.forms import CAPTIONS, list_media, read_caption
-from dstrain.storage import read_limited
+from dstrain.plugin import read_limited
+from dstrain.plugin.commands import number_of
 
 from dstrain_tools.importing.context import Context, as_list
 from dstrain_tools.importing.conversions.datasets.frames import reads_videos

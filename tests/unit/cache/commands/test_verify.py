@@ -11,14 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from dstrain import StateError, SystemFault
-from dstrain.cache import (
-    commit_plans,
-    exclusive,
-    read_record,
-    readers,
-)
-from dstrain.cache.plan_files import open_part
-from dstrain.runs import listing, verify
+from dstrain.cache import commit_plans, readers
+from dstrain.cache.commands.listing import listing
+from dstrain.cache.commands.verify import verify
+from dstrain.cache.in_use import exclusive
+from dstrain.cache.plan_files import open_part, read_record
 from dstrain.storage import write_columns
 
 from tests.support.caching_project import Place, noise_image, write_rows

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache.in_use import READING
-from dstrain.config import as_size
-from dstrain.console import as_table, number_of
-from dstrain.runs.cache_commands.contents import (
+from dstrain.cache.commands.contents import (
     Contents,
     Numbers,
     PlanContents,
     open_contents,
 )
-from dstrain.runs.plan_identity import USE
+from dstrain.cache.in_use import READING
+from dstrain.cache.plan_records import USE
+from dstrain.config import as_size
+from dstrain.console import as_table, number_of
 
 NAME_LENGTH = 8
 """Characters of a plan's name that are shown, and with which it can be named."""

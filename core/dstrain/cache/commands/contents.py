@@ -14,20 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dstrain.cache import (
-    Addresses,
-    FeatureCache,
-    ShardWriter,
-    packed,
-    prompt_addresses,
-    read_shard,
-    stored_plans,
-)
+from dstrain.cache.addresses import Addresses, packed
 from dstrain.cache.in_use import reading
-from dstrain.cache.plan_files import plan_parts
+from dstrain.cache.plan_files import plan_parts, prompt_addresses, stored_plans
+from dstrain.cache.plan_records import USE, CacheInfo
+from dstrain.cache.shards import read_shard
+from dstrain.cache.store import FeatureCache, ShardWriter
 from dstrain.graph import deserialize
-from dstrain.runs.feature_plan import CacheInfo
-from dstrain.runs.plan_identity import USE
 
 Numbers = NDArray[np.int64]
 """Numbers of values in `Contents`, or one of the two below."""

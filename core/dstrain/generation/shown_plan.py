@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from dstrain.cache import PlanContents
 from dstrain.config.options import TrainConfig
-from dstrain.data.forms import Reading
+from dstrain.data.forms import Reading, find_source, installed_forms
 from dstrain.errors import UsageError
 from dstrain.graph import Column, PipelineSpec
 from dstrain.models import DTYPES, default_device, find, precision
@@ -17,8 +18,6 @@ from dstrain.models.naming import model_configs
 from dstrain.pipeline import Pipeline, with_overrides
 from dstrain.randomness import Rng, SampleKey
 from dstrain.registry import ModelFamily, load_family, variant_of
-from dstrain.runs.cache_commands.contents import PlanContents
-from dstrain.runs.datasets.sources import dataset_source
 
 LATENTS = "input_latents"
 """The value that the losses take as the latents of a sample."""
@@ -79,9 +78,14 @@ class ShownPlan:
 
         Raises UsageError where none is named, or another one than that of the plan.
         """
-        dataset = dataset_source(self.config)
-        if dataset is None:
+        base = self.config.dataset_base_path
+        if base is None:
             raise UsageError("--dataset_base_path", "is not given")
+        dataset = find_source(
+            base,
+            self.config.dataset_metadata_path,
+            forms=installed_forms(self.config),
+        )
         if dataset.digest() != self.plan.about["dataset"]["sha256"]:
             what = "is not what the plan was made from, or has changed"
             raise UsageError(dataset.path, what)

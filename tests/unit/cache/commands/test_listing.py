@@ -1,8 +1,8 @@
 """`dstrain cache ls` counts rows, values and bytes, and says what is shared."""
 
 from dstrain.cache import FeatureCache
+from dstrain.cache.commands.listing import as_lines, listing
 from dstrain.config import as_size
-from dstrain.runs import as_lines, listing
 
 from tests.support.caching_family import GUIDED
 from tests.support.caching_project import Place, write_rows

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from dstrain import StateError, UsageError
-from dstrain.cache import FeatureCache, ShardWriter, read_shard
+from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.cache.commands.listing import listing
+from dstrain.cache.commands.prune import prune
+from dstrain.cache.shards import read_shard
 from dstrain.config import as_size
-from dstrain.runs import listing, prune
 from dstrain.storage import lock, temporary
 
 from tests.support.caching_project import Place, write_rows

@@ -12,18 +12,19 @@ from pathlib import Path
 
 import numpy as np
 
-from dstrain.cache import FeatureCache, as_text, check_is_cache, exclusive
-from dstrain.cache.plan_files import remove_unused, unused_columns
-from dstrain.cache.store import check_parts
-from dstrain.config import as_size
-from dstrain.console import number_of, printable, progress_bar
-from dstrain.errors import UsageError, first_few, nearest
-from dstrain.runs.cache_commands.contents import (
+from dstrain.cache.addresses import as_text
+from dstrain.cache.commands.contents import (
     Contents,
     Numbers,
     PlanContents,
     rewrite_shard,
 )
+from dstrain.cache.in_use import exclusive
+from dstrain.cache.plan_files import remove_unused, unused_columns
+from dstrain.cache.store import FeatureCache, check_is_cache, check_parts
+from dstrain.config import as_size
+from dstrain.console import number_of, printable, progress_bar
+from dstrain.errors import UsageError, first_few, nearest
 from dstrain.storage import remove_leftovers
 from dstrain.storage.temporaries import temporaries
 
@@ -110,12 +111,12 @@ def _find(contents: Contents, names: Sequence[str]) -> Pruning:
 
 def named_plan(plans: Collection[PlanContents], name: str) -> PlanContents:
     """Return the plan whose name begins so; raises UsageError for none or several."""
-    known = [plan.path.stem for plan in plans]
-    found = [plan for plan in plans if name and plan.path.stem.startswith(name)]
+    known = {plan.path.stem: plan for plan in plans}
+    found = [one for one in known if name and one.startswith(name)]
     if len(found) == 1:
-        return found[0]
+        return known[found[0]]
     if found:
-        what = f"{name!r} is the beginning of {len(found)} plans: {', '.join(one.path.stem for one in found)}"
+        what = f"{name!r} is the beginning of {len(found)} plans: {', '.join(found)}"
         raise UsageError("--plan", what)
     what = f"no plan named {name!r}; plans: {', '.join(known) or 'none'}"
     raise UsageError("--plan", what + nearest(name, known))

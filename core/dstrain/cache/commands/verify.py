@@ -11,28 +11,28 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache import (
+from dstrain.cache.addresses import (
     ABSENT,
     ADDRESS,
-    DIGESTS,
     Addresses,
-    FeatureCache,
-    check_is_cache,
-    exclusive,
     find,
-    open_samples,
+    in_order,
     packed,
     prefixes,
+)
+from dstrain.cache.commands.contents import rewrite_shard
+from dstrain.cache.in_use import exclusive, reading
+from dstrain.cache.index import own_files
+from dstrain.cache.plan_files import (
+    open_part,
+    open_samples,
     prompt_addresses,
     read_record,
     stored_plans,
 )
-from dstrain.cache.addresses import in_order
-from dstrain.cache.in_use import reading
-from dstrain.cache.index import own_files
-from dstrain.cache.plan_files import open_part
 from dstrain.cache.plan_records import literal
 from dstrain.cache.shards import HASH
+from dstrain.cache.store import DIGESTS, FeatureCache, check_is_cache
 from dstrain.console import (
     get_logger,
     number_of,
@@ -42,7 +42,6 @@ from dstrain.console import (
     shell_command,
 )
 from dstrain.errors import CacheError, StateError, SystemFault
-from dstrain.runs.cache_commands.contents import rewrite_shard
 from dstrain.storage.columns import open_columns
 from dstrain.storage.file_memory import is_own, is_whole
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from dstrain import StateError, SystemFault
-from dstrain.cache import FeatureCache, commit_plans, read_record
+from dstrain.cache import FeatureCache, commit_plans
+from dstrain.cache.commands.verify import repair, verify
+from dstrain.cache.plan_files import read_record
 from dstrain.cli.main import main
-from dstrain.runs import repair, verify
 
 from tests.support.caching_project import plain
 from tests.support.runs import project, train
