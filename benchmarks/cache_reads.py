@@ -18,6 +18,7 @@ import click
 import torch
 from dstrain.cache import FeatureCache, ShardWriter
 from dstrain.cache.addresses import packed
+from dstrain.cache.index import create_cache
 from dstrain.storage import hash_json
 from report import table
 from safetensors import safe_open
@@ -41,7 +42,7 @@ HEAD = (
 
 def write(folder: Path, samples: int) -> None:
     """Write the same samples in each of the three forms."""
-    FeatureCache.create(folder / "cache")
+    create_cache(folder / "cache")
     cache = FeatureCache.open(folder / "cache")
     writer = ShardWriter(cache, {}, max_bytes=A_SHARD * NUMBERS * 4)
     for start in range(0, samples, A_SHARD):

@@ -25,7 +25,7 @@ import click
 import empty_family
 from accelerate import Accelerator
 from dstrain import TrainConfig
-from dstrain.cache import FeatureCache, ShardWriter, open_samples, stored_plans
+from dstrain.cache import FeatureCache, ShardWriter, stored_plans
 from dstrain.cache.plan_files import write_plan
 from dstrain.distributed import ProcessGroup
 from dstrain.plugin import Column
@@ -136,9 +136,9 @@ def prompt_of(row: int) -> str:
 def fill(folder: Path, rows: int) -> None:
     """Fill the cache with the values of the first rows, then with copies of these."""
     data_process(resolve(config_of(folder, "data_process")), alone())
-    plans = folder / "features/plans"
-    ((_, record),) = stored_plans(plans)
-    first = open_samples(plans, record)[0]
+    (plan,) = stored_plans(folder / "features")
+    record = plan.record
+    first = plan.samples()[0]
     cache = FeatureCache.open(folder / "features")
     values = {
         name: cache.read(form["at"])
@@ -176,7 +176,7 @@ def fill(folder: Path, rows: int) -> None:
                 "frame folders": (),
             }
 
-    write_plan(plans, record["identity"], about, lines())
+    write_plan(cache.folder, record["identity"], about, lines())
 
 
 def address(name: str, row: int) -> str:

@@ -21,13 +21,14 @@ import torch
 from accelerate import Accelerator
 from dstrain import Pipeline, TrainConfig
 from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.cache.index import create_cache
 from dstrain.data import load_cell
 from dstrain.distributed import ProcessGroup
 from dstrain.runs import Setup, data_process
 from dstrain.runs.long_prompts import LongPromptLog
 from dstrain.runs.resolve import resolve
 from dstrain.runs.stage_1.computing import compute, compute_step
-from dstrain.runs.stage_1.keyed_samples import KeyedSamples, key_rows, missing_work
+from dstrain.runs.stage_1.keyed_samples import KeyedSamples, key_rows
 from PIL import Image
 from report import table
 from train_step import write_model
@@ -111,7 +112,7 @@ def write_prompts(folder: Path, rows: int, size: tuple[int, int]) -> TrainConfig
 def loaded(config: TrainConfig) -> tuple[Setup, KeyedSamples, Pipeline]:
     """Return a stage 1 with everything that it needs before its first unit."""
     setup = resolve(replace(config, task="sft:data_process"))
-    FeatureCache.create(setup.cache_path)
+    create_cache(setup.cache_path)
     keyed = key_rows(setup)
     pipeline = Pipeline.from_found(
         setup.family, setup.spec, keyed.found, setup.device, setup.dtype
@@ -127,7 +128,7 @@ def time_units(config: TrainConfig) -> Units:
     log = LongPromptLog("truncate", setup.name_row)
     units = Units()
     clock = time.perf_counter
-    for work in missing_work(keyed.samples, cache):
+    for work in keyed.samples.missing_from(cache):
         start = clock()
         values: dict[str, Any] = {}
         for name in sorted(work.inputs):
@@ -153,7 +154,7 @@ def time_stage_1(config: TrainConfig, processes: ProcessGroup) -> float:
     cache = FeatureCache.open(setup.cache_path)
     writer = ShardWriter(cache, setup.versions)
     log = LongPromptLog("truncate", setup.name_row)
-    work = list(missing_work(keyed.samples, cache))
+    work = list(keyed.samples.missing_from(cache))
     start = time.perf_counter()
     compute(setup, pipeline, work, writer, log, processes)
     return time.perf_counter() - start

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from dstrain import SampleKey, run
-from dstrain.cache import FeatureCache
+from dstrain.cache import stored_plans
 from dstrain.errors import CacheError
 from dstrain.runs import open_training_data
 from dstrain.runs.resolve import resolve
@@ -131,7 +131,8 @@ def test_the_cache_has_each_text_and_each_view_once(
     """
     changes = {"caption_dropout": 0.1, "flip": True, "feature_cache": tmp_path}
     run(config(place, task="sft:data_process", **changes))
-    rows = FeatureCache.open(tmp_path).plan_rows(plan_in(tmp_path))
+    (plan,) = stored_plans(tmp_path)
+    rows = plan.samples()
     addresses = {name: set(map(bytes, column)) for name, column in rows.stored.items()}
     # Row 1 has two captions; row 2 is empty itself.
     texts = {"a, b, c, d", "one dog", "two, dogs", "", CAPTIONS[3]}

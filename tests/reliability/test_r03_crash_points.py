@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cache import FeatureCache, ShardWriter, stored_plans
+from dstrain.cache.index import create_cache
 from dstrain.cache.plan_files import write_plan
 from dstrain.runs.checkpoints.directory import states
 from dstrain.runs.checkpoints.saved_states import damage, newest_state, prune_states
@@ -83,7 +84,7 @@ def check_pruned(folder: Path, keep: int) -> str:
 
 def filled(folder: Path, *numbers: int) -> None:
     """Put values into a feature cache, in a shard, and a plan of all of them."""
-    FeatureCache.create(folder)
+    create_cache(folder)
     writer = ShardWriter(FeatureCache.open(folder), {})
     for number in numbers:
         writer.add(f"{number + 1:040x}", torch.full((4,), float(number)))
@@ -94,7 +95,7 @@ def filled(folder: Path, *numbers: int) -> None:
         plan_line(number, {"value": address})
         for number, address in enumerate(sorted(cache))
     ]
-    write_plan(folder / "plans", dict(IDENTITY), about(), lines)
+    write_plan(folder, dict(IDENTITY), about(), lines)
 
 
 def check_filled(folder: Path) -> str:
@@ -102,15 +103,16 @@ def check_filled(folder: Path) -> str:
     again, it is the new one.
     """
     cache = FeatureCache.open(folder)
-    ((path, _),) = stored_plans(folder / "plans")
-    rows = list(cache.plan_rows(path))
+    (plan,) = stored_plans(folder)
+    rows = list(plan.samples())
     assert len(rows) in (2, 4)
     for row in rows:
         address = row["values"]["value"]["at"]
         want = torch.full((4,), float(int(address, 16) - 1))
         assert torch.equal(cache.read(address), want)
     filled(folder, 2, 3)
-    assert len(cache.plan_rows(path)) == 4
+    (plan,) = stored_plans(folder)
+    assert len(plan.samples()) == 4
     assert len(list((folder / "plans").iterdir())) == 4  # a record and its columns
     assert not list(folder.rglob(".tmp-*"))
     return "old" if len(rows) == 2 else "new"

@@ -30,7 +30,7 @@ def size(path: Path) -> int:
 
 
 def columns(place: Place, which: str) -> Path:
-    ((plan, record),) = stored_plans(place.cache / "plans")
+    ((plan, record),) = stored_plans(place.cache)
     return plan.with_name(f"{record['columns'][which]}.arrow")
 
 

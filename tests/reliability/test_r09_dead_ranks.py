@@ -199,7 +199,7 @@ def until(
 def values(folder: Path) -> list[Any]:
     """The rows of the cached plan, with every value as bytes."""
     feature_cache = FeatureCache.open(folder)
-    ((plan, _),) = stored_plans(folder / "plans")
+    (plan,) = stored_plans(folder)
     return [
         (
             row["row"],
@@ -209,7 +209,7 @@ def values(folder: Path) -> list[Any]:
                 if "at" in form
             },
         )
-        for row in feature_cache.plan_rows(plan)
+        for row in plan.samples()
     ]
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 from dstrain import UsageError
-from dstrain.cache import SourceFiles, commit_plans, open_samples, stored_plans
-from dstrain.cache.plan_files import write_plan
+from dstrain.cache import stored_plans
+from dstrain.cache.plan_files import commit_plans, write_plan
 from dstrain.cli.main import main
 from dstrain.data import DataConfig, Resolution, load_cell
 from dstrain.data.row_checks import open_dataset
@@ -205,9 +205,8 @@ def rewritten(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], Any]
     """Change every row of the plans, with digests that fit."""
 
     def act(store: Path) -> None:
-        plans = store / "plans"
-        for _, record in list(stored_plans(plans)):
-            table = SourceFiles.open(plans, record).table.to_pydict()
+        for plan in stored_plans(store):
+            table = plan.columns("files").to_pydict()
             names = ("size", "modified", "changed", "inode", "sha256")
             recorded = [
                 [*mark, digest.hex()]
@@ -215,13 +214,12 @@ def rewritten(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], Any]
             ]
             names = map(os.fsdecode, table["place"])
             lines = [
-                {**line, "files": [], "frame folders": []}
-                for line in open_samples(plans, record)
+                {**line, "files": [], "frame folders": []} for line in plan.samples()
             ]
             lines[0]["files"] = list(zip(names, recorded, strict=True))
             for line in lines:
                 change(line)
-            write_plan(plans, record["identity"], record["about"], lines)
+            write_plan(store, plan.identity, plan.record["about"], lines)
 
     return act
 
@@ -412,7 +410,7 @@ def test_nothing_that_a_plan_names_is_fetched_opened_or_written(
         shutil.copytree(project / name, secret / name)
     rows = [{"image": "https://127.0.0.1:9/0.png", "prompt": "a"}]
     (secret / "data/metadata.json").write_text(json.dumps(rows))
-    ((path, record),) = stored_plans(store / "plans")
+    ((_, record),) = stored_plans(store)
     flags = {
         "model": "tiny",
         "task": "sft:data_process",
@@ -427,7 +425,7 @@ def test_nothing_that_a_plan_names_is_fetched_opened_or_written(
         "path": str(secret / "data/metadata.json"),
         "folders": [str(secret / "data")],
     }
-    commit_plans(path.parent, [record])
+    commit_plans(store, [record])
     if damaged:
         shard = next((store / "shards").iterdir())
         shard.write_bytes(shard.read_bytes()[:-1] + b"?")

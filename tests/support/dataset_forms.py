@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dstrain.cache import FeatureCache, stored_plans
+from dstrain.cache import stored_plans
 
 from tests.support.family import write_data
 from tests.support.runs import outcome, project, same, train
@@ -101,18 +101,16 @@ def unsplit_and_split(here: Path, form: str) -> dict[str, Any]:
     stages = {"dataset_base_path": data, "feature_cache": base / "cache", **STEPS}
     train(here, task="sft:data_process", **stages)
     split = train(here, task="sft:train", output_path=base / "split", **stages)
-    ((_, plan),) = stored_plans(base / "cache/plans")
-    cache = FeatureCache.open(base / "cache")
+    (plan,) = stored_plans(base / "cache")
     rows = [
         {name: row[name] for name in ("row", "chunk", "values", "group")}
-        for (path, _) in stored_plans(base / "cache/plans")
-        for row in cache.plan_rows(path)
+        for row in plan.samples()
     ]
     return {
         "whole": outcome(whole),
         "split": outcome(split),
         "rows": rows,
-        "identity": plan["identity"],
+        "identity": plan.identity,
     }
 
 

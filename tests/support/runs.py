@@ -156,7 +156,7 @@ def plan_digests(folder: Path) -> dict[str, str]:
     on the cache's own folder.
     """
     digests = {}
-    for path, record in stored_plans(folder / "plans"):
+    for path, record in stored_plans(folder):
         del record["about"]["repeatable"]
         digests[path.name] = hash_json("record", record)
     return digests

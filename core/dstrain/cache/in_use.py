@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from filelock import FileLock
 
-from dstrain.cache.store import MARKER
+from dstrain.cache.index import is_cache
 from dstrain.errors import StateError
 from dstrain.storage import lock
 from dstrain.storage.files import write_fault
@@ -53,7 +53,7 @@ def reading(folder: Path) -> Iterator[None]:
     path = folder / f"{READING}{host}-{os.getpid()}-{uuid4().hex[:8]}.json"
     with ExitStack() as stack:
         # A folder of something else gets no file.
-        if (folder / MARKER).exists():
+        if is_cache(folder):
             try:
                 stack.enter_context(held_file(path))
             except OSError as error:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,29 +32,36 @@ from dstrain.cache.addresses import (
     packed,
     prefixes,
 )
-from dstrain.cache.plan_records import check_record
-from dstrain.cache.shards import AGAIN
+from dstrain.cache.plan_records import CacheInfo, check_record
+from dstrain.cache.shards import AGAIN, HASH
 from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.storage import hash_json, write_columns, write_file
 from dstrain.storage.columns import BATCH_ROWS, NO_FILE, SUFFIX, open_columns
 from dstrain.storage.files import refuse_link
-from dstrain.storage.hashing import KEY_BYTES
+from dstrain.storage.hashing import KEY_BYTES, FileMark
 from dstrain.storage.spool import Spool
 
+FOLDER = "plans"
+"""The folder of a cache's plans."""
 RECORD = ".json"
-COLUMNS = re.compile(r"[0-9a-f]{32}|draft")
+COLUMNS = re.compile(r"[0-9a-f]{32}")
 """Names of column files, without what follows the dot."""
-PLAN = re.compile(r"[0-9a-f]{40}")
-"""Names of plans, without what follows the dot; addresses have this form, too."""
+FILES = MappingProxyType(
+    {
+        "columns": dict.fromkeys(("files", "folders", "samples"), COLUMNS),
+        "sequence": int,
+    }
+)
+"""What a record has about the files of its plan; see `plan_records`."""
 NUMBERS = ("row", "line", "chunk", "inputs", "group", "weight")
 """Facts of a variant of a sample that are numbers."""
+NOTHING = bytes(BYTES)
+"""Stands for the address of a value that a sample does not have."""
+NO_LITERAL = -1
 AT = "at "
 """Begins the name of a column of addresses."""
 LITERAL = "literal "
 """Begins the name of a column of values that the plan contains itself, as JSON."""
-NOTHING = bytes(BYTES)
-"""Stands for the address of a value that a sample does not have."""
-NO_LITERAL = -1
 OLDER_ROWS = "previews"
 """The name of `prompt_rows` in plans of earlier versions, which are still read."""
 
@@ -117,7 +125,7 @@ class PlanSamples(Sequence[Mapping[str, Any]]):
 
     def using(self, addresses: Collection[str]) -> Iterator[tuple[int, str]]:
         """Yield row and address wherever a sample uses one of these, by samples."""
-        wanted = packed(one for one in addresses if PLAN.fullmatch(one))
+        wanted = packed(one for one in addresses if HASH.fullmatch(one))
         numbers: list[NDArray[np.int64]] = []
         found: list[Addresses] = []
         for column in self.stored.values():
@@ -207,14 +215,150 @@ class _Samples:
         return write_columns(folder, batch.schema, [batch])
 
 
+@dataclass(frozen=True)
+class FileRows:
+    """The files that the values of a plan were computed from, read in slices."""
+
+    table: Any
+    """A `pyarrow.Table` over mapped memory."""
+
+    def __len__(self) -> int:
+        """Return the number of files."""
+        return len(self.table)
+
+    def part(self, start: int, count: int) -> "FileRows":
+        """Return some of the files."""
+        return FileRows(self.table.slice(start, count))
+
+    def of_samples(self, samples: range) -> "FileRows":
+        """Return the files that are recorded with these samples."""
+        return FileRows(_of_samples(self.table, samples))
+
+    @property
+    def marks(self) -> list[tuple[bytes, FileMark]]:
+        """Return the name of each file in one of the folders of the dataset, and its recorded
+        mark, as `file_mark` has it.
+        """
+        names = ("place", "size", "modified", "changed", "inode")
+        columns = (self.table[name].to_pylist() for name in names)
+        return [(name, mark) for name, *mark in zip(*columns, strict=True)]
+
+    @property
+    def digests(self) -> list[bytes]:
+        """Return the sha256 of each file."""
+        digests: list[bytes] = self.table["sha256"].to_pylist()
+        return digests
+
+
+def _of_samples(table: Any, samples: range) -> Any:
+    """Return the lines of a table, in the order of their samples, that are of these."""
+    numbers = table.column("sample").to_numpy()
+    start, stop = numbers.searchsorted([samples.start, samples.stop]).tolist()
+    return table.slice(start, stop - start)
+
+
+class StoredPlan(NamedTuple):
+    """A plan of a cache."""
+
+    path: Path
+    """The file that commits it; without it, `remove_unused` removes its columns."""
+    record: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Return its name, which another one of its identity and dataset has too."""
+        return self.path.stem
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Return what its values depend on."""
+        identity: Mapping[str, Any] = self.record["identity"]
+        return identity
+
+    @property
+    def info(self) -> CacheInfo:
+        """Return what it records of the run that made it."""
+        return CacheInfo(**self.record["about"])
+
+    @property
+    def use(self) -> str:
+        """Return what its samples are used for; '' for those that are trained on."""
+        return str(self.identity.get("use", ""))
+
+    @property
+    def sequence(self) -> int:
+        """Return a number that a newer plan of the cache has a larger one of."""
+        return int(self.record["sequence"])
+
+    @property
+    def prompt_addresses(self) -> list[str]:
+        """Return the addresses of the values of the rows that plugins added."""
+        rows = self.info.prompt_rows
+        forms = [form for row in rows for form in row["values"].values()]
+        return [form["at"] for form in forms if "at" in form]
+
+    @property
+    def parts(self) -> list[Path]:
+        """Return its files; the last one commits it."""
+        names = sorted(set(self.record["columns"].values()))
+        return [*(self.path.with_name(f"{name}{SUFFIX}") for name in names), self.path]
+
+    def validate(self) -> None:
+        """Read all of its columns; raises as `columns` does, and what Arrow raises."""
+        for which in self.record["columns"]:
+            self.columns(which).validate(full=True)
+
+    def columns(self, which: str) -> Any:
+        """Return the columns that are named `which`, a `pyarrow.Table`; raises StateError
+        if they are damaged or missing, SystemFault if they cannot be read.
+        """
+        path = self._part(which)
+        refuse_link(path)
+        try:
+            return open_columns(path)
+        except StateError as error:
+            raise CacheError(path, error.what, AGAIN) from error
+
+    def samples(self) -> PlanSamples:
+        """Return its samples; raises StateError if they are damaged or missing, or nothing
+        that stage 1 writes, and SystemFault if they cannot be read.
+        """
+        table = self.columns("samples")
+        try:
+            samples = _samples_of(table)
+            _check_codes(samples.numbers["inputs"], len(self.record["about"]["inputs"]))
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            what = f"is nothing that stage 1 writes: {error}"
+            raise CacheError(self._part("samples"), what, AGAIN) from error
+        return samples
+
+    def files(self) -> FileRows:
+        """Return the files that its values were computed from; raises as `columns` does."""
+        return FileRows(self.columns("files"))
+
+    def frame_folders(self, samples: range) -> Iterator[tuple[str, str]]:
+        """Yield the frame folders that are recorded with some samples, each with the digest
+        of its names; raises as `columns` does.
+        """
+        table = _of_samples(self.columns("folders"), samples)
+        for batch in table.to_batches():
+            places = batch.column("place").to_pylist()
+            digests = batch.column("names").to_pylist()
+            for place, names in zip(places, digests, strict=True):
+                yield os.fsdecode(place), names.hex()
+
+    def _part(self, which: str) -> Path:
+        return self.path.with_name(f"{self.record['columns'][which]}{SUFFIX}")
+
+
 def write_plan(
     folder: Path,
     identity: Mapping[str, Any],
     about: Mapping[str, Any],
     lines: Iterable[Mapping[str, Any]],
 ) -> None:
-    """Commit a plan; it replaces one of the same identity and dataset. The caller holds
-    the lock of the cache.
+    """Commit a plan of a cache; it replaces one of the same identity and dataset. The
+    caller holds the lock.
 
     Args:
         identity: What the plan's values depend on.
@@ -253,12 +397,13 @@ def write_plan(
         for place, names, number in folders:
             yield os.fsencode(place), bytes.fromhex(names), number
 
+    plans = folder / FOLDER
     columns = {
-        "files": write_columns(folder, file_schema, _batches(file_schema, file_rows())),
+        "files": write_columns(plans, file_schema, _batches(file_schema, file_rows())),
         "folders": write_columns(
-            folder, folder_schema, _batches(folder_schema, folder_rows())
+            plans, folder_schema, _batches(folder_schema, folder_rows())
         ),
-        "samples": samples.write(folder),
+        "samples": samples.write(plans),
     }
     record = {"identity": identity, "about": about, "columns": columns}
     commit_plans(folder, [record])
@@ -277,18 +422,16 @@ def _batches(schema: Any, rows: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
 
 
 def commit_plans(folder: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Write the records of plans whose columns are in the folder already, as its newest
+    """Write the records of plans whose columns are in the cache already, as its newest
     ones in this order; the caller holds the lock.
     """
-    sequences = [record["sequence"] for _, record in stored_plans(folder)]
-    sequence = max(sequences, default=0)
-    for record in records:
-        sequence += 1
+    newest = max((plan.sequence for plan in stored_plans(folder)), default=0)
+    for sequence, record in enumerate(records, newest + 1):
         name = plan_name(record)
         numbered = {**record, "sequence": sequence}
         head = {"record": numbered, "digest": hash_json("record", numbered)}
         text = json.dumps(head, ensure_ascii=False)
-        write_file(folder / f"{name}{RECORD}", text.encode() + b"\n")
+        write_file(folder / FOLDER / f"{name}{RECORD}", text.encode() + b"\n")
     remove_unused(folder)
 
 
@@ -297,63 +440,38 @@ def plan_name(record: Mapping[str, Any]) -> str:
     return hash_json("plan", [record["identity"], record["about"]["dataset"]])
 
 
-def stored_plans(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the path and the record of each plan.
+def plan_paths(folder: Path) -> list[Path]:
+    """Return the files that commit the plans of a cache."""
+    return sorted(folder.glob(f"{FOLDER}/[!.]*{RECORD}"))
+
+
+def stored_plans(folder: Path) -> list[StoredPlan]:
+    """Return the plans of a cache.
 
     Raises StateError for a damaged record, and for a link; SystemFault if one cannot be
     read.
     """
-    for path in sorted(folder.glob(f"[!.]*{RECORD}")):
+    plans = []
+    for path in plan_paths(folder):
         refuse_link(path)
-        yield path, read_record(path)
-
-
-def prompt_addresses(record: Mapping[str, Any]) -> list[str]:
-    """Return the addresses of the values of the rows that plugins added."""
-    rows = record["about"]["prompt_rows"]
-    forms = [form for row in rows for form in row["values"].values()]
-    return [form["at"] for form in forms if "at" in form]
-
-
-def plan_parts(path: Path, record: Mapping[str, Any]) -> list[Path]:
-    """Return the files of a plan; the last one commits it."""
-    names = sorted(set(record["columns"].values()))
-    return [*(path.with_name(f"{name}{SUFFIX}") for name in names), path]
+        plans.append(StoredPlan(path, read_record(path)))
+    return plans
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove the column files that no record names; the caller holds the lock."""
+    """Remove the columns of plans that were not committed; the caller holds the lock."""
     for path in unused_columns(folder):
         path.unlink()
 
 
 def unused_columns(folder: Path) -> list[Path]:
-    """Return the column files that no record names."""
-    named = {
-        name
-        for _, record in stored_plans(folder)
-        for name in record["columns"].values()
-    }
+    """Return the files of plans that were not committed."""
+    named = {path for plan in stored_plans(folder) for path in plan.parts}
     return [
         path
-        for path in folder.glob(f"[!.]*{SUFFIX}")
-        if path.stem not in named and COLUMNS.fullmatch(path.stem)
+        for path in folder.glob(f"{FOLDER}/[!.]*{SUFFIX}")
+        if path not in named and (COLUMNS.fullmatch(path.stem) or path.stem == "draft")
     ]
-
-
-def open_samples(folder: Path, record: Mapping[str, Any]) -> PlanSamples:
-    """Return the samples of a plan; raises StateError if they are damaged or missing, or
-    nothing that stage 1 writes, and SystemFault if they cannot be read.
-    """
-    table = open_part(folder, record, "samples")
-    try:
-        samples = _samples_of(table)
-        _check_codes(samples.numbers["inputs"], len(record["about"]["inputs"]))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        path = folder / f"{record['columns']['samples']}{SUFFIX}"
-        what = f"is nothing that stage 1 writes: {error}"
-        raise CacheError(path, what, AGAIN) from error
-    return samples
 
 
 def _samples_of(table: Any) -> PlanSamples:
@@ -394,18 +512,6 @@ def _check_codes(codes: NDArray[Any], count: int, least: int = 0) -> None:
         raise ValueError("it has numbers of what is not there")
 
 
-def open_part(folder: Path, record: Mapping[str, Any], which: str) -> Any:
-    """Return the columns of a plan that are named `which`, a `pyarrow.Table`; raises
-    StateError if they are damaged or missing, SystemFault if they cannot be read.
-    """
-    path = folder / f"{record['columns'][which]}{SUFFIX}"
-    refuse_link(path)
-    try:
-        return open_columns(path)
-    except StateError as error:
-        raise CacheError(path, error.what, AGAIN) from error
-
-
 def fixed_column(column: Any, dtype: np.dtype[Any]) -> Any:
     """Return a column of values of one length as an array, zeros where there is none."""
     # What lies where there is no value is up to who wrote it: here it was zeros.
@@ -437,9 +543,9 @@ def read_record(path: Path) -> dict[str, Any]:
             raise ValueError("its hash is not the recorded one")
         if OLDER_ROWS in record["about"]:
             record["about"]["prompt_rows"] = record["about"].pop(OLDER_ROWS)
-        check_record(record)
+        check_record(record, FILES)
     except (*NO_FILE, ValueError, KeyError, TypeError, RecursionError) as error:
-        known = PLAN.fullmatch(path.stem)
+        known = HASH.fullmatch(path.stem)
         advice = AGAIN if known else "move it away: stage 1 makes no file of this name"
         what = f"is damaged: its record: {error}"
         raise CacheError(path, what, advice) from error

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import FunctionType, MappingProxyType
 from typing import Any, get_args
 
+from dstrain.cache.shards import HASH
+
 Shape = Any
 """What data has to be: of one of some types, a text of a pattern, [a list of a shape], (a
 list with an item of each), {entries by name}, or what a function finds nothing wrong with.
 A name with ? at its end may be absent; OTHERS stands for all other names.
 """
 OTHERS = "*"
-USE = "use"
-"""What identifies a plan has it where its rows are not for training."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,11 @@ class CacheInfo:
         return [int(part["rows"]) for part in parts]
 
 
-def check_record(record: Any) -> None:
-    """Raise ValueError, which says what is wrong, unless data is the record of a plan."""
-    for problem in problems(record, PLAN, "it"):
+def check_record(record: Any, files: Mapping[str, Shape]) -> None:
+    """Raise ValueError, which says what is wrong, unless data is the record of a plan, with
+    what is asked for about its files.
+    """
+    for problem in problems(record, {**PLAN, **files}, "it"):
         raise ValueError(problem.removeprefix("it."))
 
 
@@ -132,7 +134,7 @@ def _fact(data: Any, place: str) -> Iterator[str]:
 def _stored_or_literal(data: Any, place: str) -> Iterator[str]:
     """Check where a value is, or the value."""
     is_stored = type(data) is dict and "at" in data
-    yield from problems(data, {"at": ADDRESS} if is_stored else literal, place)
+    yield from problems(data, {"at": HASH} if is_stored else literal, place)
 
 
 def _repeatable(data: Any, place: str) -> Iterator[str]:
@@ -155,8 +157,6 @@ LITERALS = MappingProxyType(
         "record": {OTHERS: literal},
     }
 )
-ADDRESS = re.compile("[0-9a-f]{40}")
-COLUMNS = re.compile("[0-9a-f]{32}")
 # The mark and the sha256, as `Digests.record` returns them.
 FILE = (str, str, (int, int, int, int, str))
 REPEATABLE = MappingProxyType(
@@ -212,7 +212,5 @@ PLAN = MappingProxyType(
             "repeatable?": _repeatable,
             "sizes?": [(str, int, int | float)],
         },
-        "columns": {"files": COLUMNS, "folders": COLUMNS, "samples": COLUMNS},
-        "sequence": int,
     }
 )

@@ -22,10 +22,12 @@ from torch import Tensor
 from dstrain.cache.addresses import ADDRESS
 from dstrain.errors import CacheError, SystemFault, UsageError
 from dstrain.graph import serialize
-from dstrain.storage import replacing
+from dstrain.storage import check_writable, replacing
 from dstrain.storage.columns import NO_FILE
 from dstrain.storage.tensor_bytes import DTYPES, beginning, bytes_of
 
+FOLDER = "shards"
+"""The folder of a cache's shards."""
 SUFFIX = ".safetensors"
 FACTS = "dstrain"
 """The header's entry with what the values have in common, as JSON."""
@@ -46,7 +48,7 @@ ALIGNMENT = 8
 """Bytes of the largest numbers that tensors have."""
 AGAIN = "delete it, then fill the cache again: only the values it contained are computed again"
 HASH = re.compile(r"[0-9a-f]{40}")
-"""Names of shards and plans, without what follows the dot."""
+"""Names of shards and plans, without what follows the dot; addresses have this form, too."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,27 @@ class Shard:
     """An array of dtype ROW, sorted by address."""
 
 
+def shard_path(folder: Path, name: str) -> Path:
+    """Return the path of a shard of a cache."""
+    return folder / FOLDER / f"{name}{SUFFIX}"
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """Return the shards of a cache."""
+    return sorted(folder.glob(f"{FOLDER}/[!.]*{SUFFIX}"))
+
+
+def look_again(folder: Path) -> None:
+    """Let the system look again for shards that other machines have written: a file that
+    is written in a folder makes it do so.
+    """
+    check_writable(folder / FOLDER)
+
+
 def write_shard(
     folder: Path, values: Mapping[str, StoredValue], about: Mapping[str, str]
 ) -> Shard:
-    """Commit values, by address, as a shard of the folder; raises SystemFault.
+    """Commit values, by address, as a shard of a cache; raises SystemFault.
 
     Equal values give equal bytes.
     """
@@ -155,7 +174,7 @@ def write_shard(
     head = beginning({"__metadata__": metadata, **entries})
     name = _digest(head)
     with (
-        replacing(folder / f"{name}{SUFFIX}", len(head) + end) as building,
+        replacing(shard_path(folder, name), len(head) + end) as building,
         building.open("wb") as file,
     ):
         file.write(head)

@@ -1,15 +1,9 @@
-"""Write and read the feature cache: stage 1 fills the folder, stage 2 reads it.
-
-    store.json                   format and version
-    shards/NAME.safetensors      values; NAME is the hash of the header, which has a hash of each value
-    index/NAME.arrow             where each value is; derived from the shards
-    plans/NAME.json              the record of a plan, and
-    plans/HASH.arrow             its columns: see `plan_files`
-    digests.npy                  remembered digests of files
+"""Write and read the values of a feature cache: stage 1 fills it, stage 2 reads it.
 
 It is content-addressed and append-only. A file is written under a temporary name, synced
 and renamed: that commits it. A reader sees only complete files, takes no lock, and checks
-every byte that it uses. A writer holds the lock of the folder.
+every byte that it uses. A writer holds the lock of the folder. What the files are, only
+`shards`, `index` and `plan_files` know.
 """
 
 import json
@@ -19,58 +13,48 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 import xxhash
 from torch import Tensor
 
-from dstrain.cache import plan_files
 from dstrain.cache.addresses import ABSENT, Addresses, Numbers, as_text, find, packed
-from dstrain.cache.index import Index, merged, own_files, read_index, write_index
-from dstrain.cache.plan_files import PlanSamples
+from dstrain.cache.in_use import readers
+from dstrain.cache.index import Index, check_is_cache
 from dstrain.cache.shards import (
     AGAIN,
-    SUFFIX,
     Shard,
     StoredValue,
     advice,
     data_start,
     read_shard,
+    shard_path,
+    shard_paths,
     write_shard,
 )
-from dstrain.errors import CacheError, StateError, SystemFault
+from dstrain.errors import CacheError, SystemFault
 from dstrain.graph import deserialize
-from dstrain.storage import remove_leftovers, write_json
 from dstrain.storage.columns import NO_FILE
 from dstrain.storage.files import refuse_link
 
-MARKER = "store.json"
-DIGESTS = "digests.npy"
-LOG = "dstrain.log"
-FOLDERS = ("shards", "index", "plans")
-PARTS = (MARKER, *FOLDERS, DIGESTS, LOG)
-FORMAT = MappingProxyType({"format": "dstrain-features", "version": 3})
 KEPT_LAYOUTS = 4096
 """Most layouts of values that are kept parsed."""
+
+
 OPEN_SHARDS = 256
 """Most shards that are mapped into memory at once; what was learned of others is kept."""
 
 
 @dataclass
 class MappedShards:
-    """The shards of a folder, mapped into memory when they are used."""
+    """The shards of a cache, mapped into memory when they are used."""
 
     folder: Path
     _mapped: dict[str, Tensor] = field(default_factory=dict)
     """The bytes of the shards that were used last."""
     _starts: dict[str, int] = field(default_factory=dict)
     """Where the tensors of each shard begin whose header was verified."""
-
-    def path(self, shard: str) -> Path:
-        """Return the path of a shard."""
-        return self.folder / f"{shard}{SUFFIX}"
 
     def stored(self, shard: str, offset: int, length: int) -> Tensor:
         """Return bytes of a shard, by their place behind its header, as mapped memory.
@@ -83,12 +67,12 @@ class MappedShards:
             mapped = self._map(shard)
         start = self._starts[shard] + offset
         if start + length > len(mapped):
-            path = self.path(shard)
+            path = shard_path(self.folder, shard)
             raise CacheError(path, "is damaged: it was cut short", advice(path))
         return mapped[start : start + length]
 
     def _map(self, shard: str) -> Tensor:
-        path = self.path(shard)
+        path = shard_path(self.folder, shard)
         if shard not in self._starts:
             self._starts[shard] = data_start(path)
         if len(self._mapped) >= OPEN_SHARDS:
@@ -127,7 +111,7 @@ class FeatureCache:
     """
 
     folder: Path
-    index: Index = field(default_factory=lambda: merged([]))
+    index: Index = field(default_factory=lambda: Index.merged([]))
     """That on disk, with the values of shards that it does not cover."""
     _verified: Tensor = field(init=False)
     """Shared memory: a byte for each value, 1 once its digest was verified."""
@@ -139,7 +123,7 @@ class FeatureCache:
     def __post_init__(self) -> None:
         # Bytes, not bits: processes that set two bits of one byte would lose one.
         self._verified = torch.zeros(max(len(self), 1), dtype=torch.uint8)
-        self._files = MappedShards(self.folder / "shards")
+        self._files = MappedShards(self.folder)
 
     @classmethod
     def open(cls, folder: Path) -> "FeatureCache":
@@ -148,17 +132,17 @@ class FeatureCache:
         Raises StateError if this is not a cache, has another version, or is damaged.
         """
         check_is_cache(folder)
-        paths = {one.stem: one for one in sorted(folder.glob(f"shards/[!.]*{SUFFIX}"))}
+        paths = {one.stem: one for one in shard_paths(folder)}
         for path in paths.values():
             refuse_link(path)
-        found = read_index(folder / "index", paths.keys())
+        found = Index.read(folder, paths.keys())
         covered = () if found is None else found.shards
         rest = [paths[name] for name in sorted(paths.keys() - set(covered))]
         if rest:
             new = cls.of_shards(folder, rest).index
-            index = new if found is None else merged([found, new])
+            index = new if found is None else Index.merged([found, new])
         else:
-            index = found or merged([])
+            index = found or Index.merged([])
         cache = cls(folder, index)
         cache._is_indexed = found is not None and not rest
         cache._verified.share_memory_()  # type: ignore[no-untyped-call]
@@ -169,18 +153,7 @@ class FeatureCache:
         """Return a cache with the values of only these shards; raises StateError if one
         is damaged.
         """
-        return cls(folder, merged([Index.of(read_shard(path)) for path in paths]))
-
-    @staticmethod
-    def create(folder: Path) -> None:
-        """Create an empty cache if there is none, and remove temporary files of a dead
-        run; the caller holds the lock, and has called `check_parts`.
-        """
-        for part in (folder, *(folder / name for name in FOLDERS)):
-            part.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(part)
-        if not (folder / MARKER).exists():
-            write_json(folder / MARKER, dict(FORMAT))
+        return cls(folder, Index.merged([Index.of(read_shard(path)) for path in paths]))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -227,23 +200,18 @@ class FeatureCache:
             return deserialize(layout["header"], tensors)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = f"is damaged: value {as_text(index.addresses[number])}: {error}"
-            raise CacheError(self._files.path(shard), what, AGAIN) from error
+            raise CacheError(shard_path(self.folder, shard), what, AGAIN) from error
 
-    def write_index(self, is_read: bool = False) -> None:
-        """Write the index of all shards, unless it is there; the caller holds the lock.
-
-        `is_read` says whether another process reads the cache, as `index.write_index`
-        has it.
-        """
-        folder = self.folder / "index"
-        if not self._is_indexed or (len(own_files(folder)) != 1 and not is_read):
-            write_index(folder, self.index, is_read)
+    def write_index(self) -> None:
+        """Write the index of all shards, unless it is there; the caller holds the lock."""
+        is_read = bool(readers(self.folder))
+        self.index.write(self.folder, is_read, self._is_indexed)
 
     def add(self, shard: Shard) -> None:
         """Note the values of a shard that was committed; numbers change."""
         if shard.name not in self.shards:
             self._is_indexed = False
-            self.index = merged([self.index, Index.of(shard)])
+            self.index = Index.merged([self.index, Index.of(shard)])
             self._layouts.clear()
             self._verified = torch.zeros(max(len(self), 1), dtype=torch.uint8)
 
@@ -279,11 +247,6 @@ class FeatureCache:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_layouts": {}}
 
-    def plan_rows(self, path: Path) -> PlanSamples:
-        """Return the samples of a plan; raises StateError if they are damaged."""
-        record = plan_files.read_record(path)
-        return plan_files.open_samples(path.parent, record)
-
 
 def copies(stored: Tensor, entries: Iterable[Any]) -> dict[str, Tensor]:
     """Return the tensors of a value by name, copied out of mapped memory.
@@ -306,50 +269,6 @@ def copies(stored: Tensor, entries: Iterable[Any]) -> dict[str, Tensor]:
     if start != len(stored):
         raise ValueError("its tensors have other sizes")
     return tensors
-
-
-def check_is_cache(folder: Path) -> None:
-    """Raise StateError if a folder is no feature cache, has another version, or parts that
-    are refused.
-    """
-    if not (folder / MARKER).is_file():
-        why = f"{MARKER} not found" if folder.exists() else "it does not exist"
-        advice = "name the folder that stage 1 filled with --feature_cache"
-        raise CacheError(folder, f"is not a feature cache: {why}", advice)
-    check_parts(folder)
-
-
-def check_parts(folder: Path) -> None:
-    """Check the parts that a cache has before it is read, or written to.
-
-    Raises StateError for a link, which would lead outside of the cache, for a marker
-    that is damaged, of another version, or of something else, and for a folder whose
-    name torch cannot be told.
-    """
-    try:
-        str(folder).encode()
-    except UnicodeEncodeError as error:
-        advice = "give the folder another name, or another --feature_cache"
-        raise StateError(folder, "has a name that is not UTF-8 text", advice) from error
-    for name in PARTS:
-        refuse_link(folder / name)
-    marker = folder / MARKER
-    if not marker.exists():
-        return
-    try:
-        found = json.loads(marker.read_bytes())
-    except OSError as error:
-        raise SystemFault(marker, f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CacheError(marker, f"cannot be read: {error}", AGAIN) from error
-    if found != FORMAT:
-        raise StateError(
-            marker,
-            f"is that of another format, {found}; this version of dstrain has {dict(FORMAT)}",
-            "it is left as it is; fill a new one by running the same command with"
-            " --task TASK:data_process --feature_cache NEW_FOLDER",
-            "and train with --feature_cache NEW_FOLDER",
-        )
 
 
 @dataclass
@@ -379,8 +298,8 @@ class ShardWriter:
     def flush(self) -> None:
         """Commit the shard in progress."""
         if self._values:
-            folder = self.cache.folder / "shards"
-            self.cache.add(write_shard(folder, self._values, self.about))
+            shard = write_shard(self.cache.folder, self._values, self.about)
+            self.cache.add(shard)
         self._values = {}
         self._bytes = 0
         self._since = time.monotonic()

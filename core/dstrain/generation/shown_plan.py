@@ -36,11 +36,8 @@ class ShownPlan:
 
     @classmethod
     def of(cls, plan: PlanContents, named: Mapping[str, Any]) -> "ShownPlan":
-        """Return a plan with the options that name a model and a dataset; opens nothing.
-
-        Raises DstrainError for a family that is not here.
-        """
-        identity = plan.record["identity"]
+        """Return a plan with these options; opens nothing. Raises DstrainError."""
+        identity = plan.stored.identity
         config = TrainConfig(model=identity["family"], **named)
         family = load_family(config.model, config.disabled_plugins)
         variant = variant_of(family, identity["variant"])
@@ -48,11 +45,7 @@ class ShownPlan:
         return cls(plan, config, family, spec)
 
     def decoder(self) -> Decode:
-        """Load the decoders of the variant; return a function that decodes a sample.
-
-        Raises DstrainError where their files are not here, and for a plan without
-        latents.
-        """
+        """Load the decoders; return a function that decodes a sample. Raises DstrainError."""
         if LATENTS not in self.plan.values:
             raise UsageError("plan", f"has no {LATENTS} to decode")
         spec = self.spec
@@ -78,15 +71,12 @@ class ShownPlan:
 
         Raises UsageError where none is named, or another one than that of the plan.
         """
-        base = self.config.dataset_base_path
-        if base is None:
+        config = self.config
+        if config.dataset_base_path is None:
             raise UsageError("--dataset_base_path", "is not given")
-        dataset = find_source(
-            base,
-            self.config.dataset_metadata_path,
-            forms=installed_forms(self.config),
-        )
-        if dataset.digest() != self.plan.about["dataset"]["sha256"]:
+        base, metadata = config.dataset_base_path, config.dataset_metadata_path
+        dataset = find_source(base, metadata, forms=installed_forms(config))
+        if dataset.digest() != self.plan.stored.info.dataset["sha256"]:
             what = "is not what the plan was made from, or has changed"
             raise UsageError(dataset.path, what)
         names = [

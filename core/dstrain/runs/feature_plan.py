@@ -10,19 +10,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from dstrain.cache import (
-    CacheInfo,
-    FeatureCache,
-    PlanSamples,
-    SourceFiles,
-    open_samples,
-    stored_plans,
-)
-from dstrain.cache.plan_records import USE
-from dstrain.cache.source_files import frame_folders, leads_out
+from dstrain.cache import CacheInfo, FeatureCache, PlanSamples, StoredPlan, stored_plans
+from dstrain.cache.source_files import first_changed_source
 from dstrain.console import get_logger, redacted
 from dstrain.data.forms import Source
-from dstrain.data.videos import frames_in
 from dstrain.errors import CacheError, StateError
 from dstrain.graph.code_digest import CODE
 from dstrain.models import Found
@@ -37,7 +28,6 @@ from dstrain.runs.datasets.sources import (
 )
 from dstrain.runs.plan_identity import VALIDATION, plan_identity
 from dstrain.runs.setup import Setup
-from dstrain.storage import hash_json
 from dstrain.storage.hashing import files_in
 from dstrain.storage.recorded_files import first_changed
 from dstrain.training import CachedSamples
@@ -49,9 +39,6 @@ MOST_FACTS = 12
 MOST_ROWS = 1_000_000
 """Most rows of a dataset whose files stage 2 looks at before it starts."""
 
-StoredPlan = tuple[Path, dict[str, Any]]
-"""A plan file and its record."""
-
 
 def open_plan(setup: Setup, cache: FeatureCache) -> tuple[CachedSamples, CacheInfo]:
     """Return the samples of the plan that this run asks for, and what it records.
@@ -59,19 +46,18 @@ def open_plan(setup: Setup, cache: FeatureCache) -> tuple[CachedSamples, CacheIn
     Raises StateError that says in words what differs, and how to refill.
     """
     plans = [
-        (path, plan)
-        for path, plan in stored_plans(cache.folder / "plans")
-        if (plan["identity"].get(USE) == VALIDATION) == setup.is_validation
+        plan
+        for plan in stored_plans(cache.folder)
+        if (plan.use == VALIDATION) == setup.is_validation
     ]
-    identities = [identity_of(setup, plan) for _, plan in plans]
+    identities = [identity_of(setup, plan) for plan in plans]
     fitting, of_other_code = [], []
-    for stored, identity in zip(plans, identities, strict=True):
-        recorded = stored[1]["identity"]
-        if recorded == identity:
-            fitting.append(stored)
-        elif _without_code(recorded) == _without_code(identity):
-            of_other_code.append(stored)
-    differences = _differences(identities, [plan["identity"] for _, plan in plans])
+    for plan, identity in zip(plans, identities, strict=True):
+        if plan.identity == identity:
+            fitting.append(plan)
+        elif _without_code(plan.identity) == _without_code(identity):
+            of_other_code.append(plan)
+    differences = _differences(identities, [plan.identity for plan in plans])
     if not fitting and setup.config.accept_code_change and of_other_code:
         logger.warning(
             f"feature cache {cache.folder} was filled with other code, and its values are"
@@ -90,7 +76,7 @@ def open_plan(setup: Setup, cache: FeatureCache) -> tuple[CachedSamples, CacheIn
         what = f"the rows of {option}" if setup.is_validation else "this run"
         raise CacheError(cache.folder, f"contains no plan for {what}", *lines)
     plan, rows = _choose(setup, cache, fitting)
-    info = CacheInfo(**plan["about"])
+    info = plan.info
     samples = CachedSamples.of(cache, rows, [frozenset(one) for one in info.inputs])
     lacking = samples.lacking()
     if len(lacking):
@@ -118,13 +104,12 @@ def warn_of_versions(setup: Setup, cache: FeatureCache, info: CacheInfo) -> None
         )
 
 
-def identity_of(setup: Setup, plan: Mapping[str, Any]) -> dict[str, Any]:
+def identity_of(setup: Setup, plan: StoredPlan) -> dict[str, Any]:
     """Return the identity that this run gives to a plan of the sets of inputs in a
     stored one.
     """
-    about = plan["about"]
-    input_sets = [frozenset(names) for names in about["inputs"]]
-    facts = plan_identity(setup, input_sets, about["configs"])
+    input_sets = [frozenset(names) for names in plan.info.inputs]
+    facts = plan_identity(setup, input_sets, plan.info.configs)
     # As JSON has it.
     identity: dict[str, Any] = json.loads(json.dumps(facts))
     return identity
@@ -186,9 +171,9 @@ def check_configs(info: CacheInfo, found: Found) -> None:
 
 def _choose(
     setup: Setup, cache: FeatureCache, fitting: Sequence[StoredPlan]
-) -> tuple[Mapping[str, Any], PlanSamples]:
-    """Return the record and the rows of the newest plan of the dataset at hand; without
-    a dataset, of the only one that the cache has this plan for.
+) -> tuple[StoredPlan, PlanSamples]:
+    """Return the newest plan of the dataset at hand, and its rows; without a dataset, of
+    the only one that the cache has this plan for.
     """
     source = _source(setup, fitting)
     # As they are recorded.
@@ -198,30 +183,30 @@ def _choose(
     parts = NamedParts(setup.config)
     changed: str | Path | None = None
     newest: dict[str, StoredPlan] = {}
-    for path, plan in sorted(fitting, key=lambda one: int(one[1]["sequence"])):
-        dataset = plan["about"]["dataset"]
+    for plan in sorted(fitting, key=lambda one: one.sequence):
+        dataset = plan.info.dataset
         other = parts.first_changed(dataset)
         if other is None and source is not None and digest != dataset["sha256"]:
             other = source.path
         if other is None:
             named = f"{dataset['path']} with files in {', '.join(dataset['folders'])}"
             newest.pop(named, None)  # so that the newest of all is the last
-            newest[named] = (path, plan)
+            newest[named] = plan
         changed = changed or other
 
     def is_named(plan: StoredPlan) -> tuple[bool, bool]:
-        dataset = plan[1]["about"]["dataset"]
+        dataset = plan.info.dataset
         return dataset["folders"] == recorded, dataset["path"] == resolved
 
     # First those that were filled from the very folders and metadata that are named.
     best = max(map(is_named, newest.values()), default=None)
     for is_best in (True, False):
         datasets = {}
-        for dataset, (path, plan) in newest.items():
-            if (is_named((path, plan)) == best) == is_best:
-                found = _first_changed(setup, path.parent, plan)
+        for place, plan in newest.items():
+            if (is_named(plan) == best) == is_best:
+                found = _first_changed(setup, plan)
                 if found is None:
-                    datasets[dataset] = plan, open_samples(path.parent, plan)
+                    datasets[place] = plan, plan.samples()
                 changed = changed or found
         # A dataset that moved has a plan for each place, all of the same values.
         if len({rows.digest for _, rows in datasets.values()}) == 1:
@@ -236,38 +221,34 @@ def _choose(
     raise _changed(cache, changed or cache.folder)
 
 
-def _first_changed(setup: Setup, plans: Path, plan: Mapping[str, Any]) -> str | None:
+def _first_changed(setup: Setup, plan: StoredPlan) -> str | None:
     """Return the first file in the folders of the run that is not what the plan was made
     from; None if there is none, or if there are too many to look at.
     """
-    if plan["about"]["dataset"]["rows"] > MOST_ROWS:
+    if plan.info.dataset["rows"] > MOST_ROWS:
         logger.info(
             f"files of more than {MOST_ROWS:,} rows are not compared with those that stage 1 read"
         )
         return None
-    for samples, folders in planned_parts(setup, plans, plan):
+    for samples, folders in planned_parts(setup, plan):
         here = [folder for folder in folders if os.path.isdir(folder)]
         if here:
-            files = SourceFiles.open(plans, plan).of_samples(samples)
-            changed = files.first_changed(here)
-            changed = changed or changed_folder(plans, plan, here, samples)
+            changed = first_changed_source(plan, samples, here)
             if changed is not None:
                 return changed
     return None
 
 
-def planned_parts(
-    setup: Setup, plans: Path, plan: Mapping[str, Any]
-) -> list[tuple[range, list[str]]]:
+def planned_parts(setup: Setup, plan: StoredPlan) -> list[tuple[range, list[str]]]:
     """Return the datasets of a plan: the samples of each, and the folders in which this run
     names its files, none if it does not name the dataset.
     """
     folders = folders_of_parts(setup.config)
-    counts = CacheInfo(**plan["about"]).rows_of_parts
+    counts = plan.info.rows_of_parts
     ends = [sys.maxsize]
     if len(counts) > 1:
         # Of a single dataset are all samples: a million of them need not be opened.
-        rows = open_samples(plans, plan).numbers["row"]
+        rows = plan.samples().numbers["row"]
         ends = rows.searchsorted(list(accumulate(counts))).tolist()
     # Stage 2 need not name the dataset of --dataset_base_path, which is the first.
     named: list[list[str]] = [[]] * (len(counts) - len(folders)) + folders
@@ -275,41 +256,18 @@ def planned_parts(
     return list(zip(samples, named, strict=False))
 
 
-def changed_folder(
-    plans: Path, plan: Mapping[str, Any], folders: Sequence[str], samples: range
-) -> str | None:
-    """Return the first frame folder with other names of frames than the plan recorded."""
-    for name, digest in frame_folders(plans, plan, samples):
-        if leads_out(name):
-            continue
-        places = [Path(folder, name) for folder in folders]
-        place = next(filter(Path.is_dir, places), None)
-        if place is not None and names_digest(place) != digest:
-            return str(place)
-    return None
-
-
-def names_digest(folder: Path) -> str:
-    """Return the digest of the names of frames in a folder: a frame more, or less, makes
-    other clips.
-    """
-    return hash_json("frames", [file.name for file in frames_in(folder)])
-
-
 def _source(setup: Setup, fitting: Sequence[StoredPlan]) -> Source | None:
     """Return where the rows of the dataset are if they are here; stage 2 does without."""
     source = source_here(setup.config)
     if setup.config.dataset and source is not None:
         # Stage 2 need not name the dataset of --dataset_base_path.
-        datasets = {
-            len(plan["about"]["dataset"].get("parts", (None,))) for _, plan in fitting
-        }
+        datasets = {len(plan.info.dataset.get("parts", (None,))) for plan in fitting}
         return source if len(source.parts or (None,)) in datasets else None
     if source is None or source.form == "table":
         return source
     # What is in a folder is its dataset only if stage 1 took it for that: a table may be
     # elsewhere.
-    forms = {plan["about"]["dataset"].get("form") for _, plan in fitting}
+    forms = {plan.info.dataset.get("form") for plan in fitting}
     is_named = setup.config.dataset_metadata_path is not None
     return source if is_named or source.form in forms else None
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from dstrain.cache.index import note_value, noted_values
 from dstrain.config.options import OnLongPrompt
 from dstrain.console import FILE_ONLY, get_logger, number_of, redacted
 from dstrain.errors import UsageError
@@ -15,9 +15,6 @@ logger = get_logger(__name__)
 
 SHOWN = 60
 """Characters of what is cut that a message shows; the log has all."""
-RECORDS = "long_prompts-*.jsonl"
-"""Files of a feature cache that record which stored values are of long prompts, so that
-these are known without computing them again."""
 
 
 @dataclass
@@ -79,22 +76,25 @@ def shown_short(found: LongPrompt) -> str:
 
 
 def record(folder: Path, rank: int, address: str, found: LongPrompt) -> None:
-    """Record that a value about to be stored is of a long prompt."""
+    """Record in a cache that a value about to be stored is of a long prompt, so that this is
+    known without computing it again.
+    """
     line = json.dumps({"at": address, **asdict(found)}, ensure_ascii=False)
-    name = RECORDS.replace("*", str(rank))
-    with (folder / name).open("a", encoding="utf-8") as file:
-        file.write(redacted(line) + "\n")
+    note_value(folder, rank, redacted(line))
 
 
 def recorded(folder: Path) -> dict[str, list[LongPrompt]]:
     """Return the long prompts by the addresses of their values."""
     found: dict[str, list[LongPrompt]] = {}
-    for path in sorted(folder.glob(RECORDS)):
-        for entry in _entries(path):
-            address = entry.pop("at")
-            long = LongPrompt(**entry)
-            if long not in found.setdefault(address, []):
-                found[address].append(long)
+    for line in noted_values(folder):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # written when the process was killed: its value is not stored
+        address = entry.pop("at")
+        long = LongPrompt(**entry)
+        if long not in found.setdefault(address, []):
+            found[address].append(long)
     return found
 
 
@@ -112,11 +112,3 @@ def note_recorded(
                     log.note(row, found)
                 except UsageError as error:
                     raise error.at([log.place_of(row)]) from error
-
-
-def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue  # written when the process was killed: its value is not stored

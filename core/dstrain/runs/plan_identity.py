@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.cache.plan_records import USE
 from dstrain.config import datasets_of, split_commas
 from dstrain.config.options import TrainConfig, options_affecting, recorded_values
 from dstrain.data.cells import loader_version
@@ -57,7 +56,7 @@ def plan_identity(
         "branches": list(setup.task.branches),
     }
     if setup.is_validation:
-        facts[USE] = VALIDATION
+        facts["use"] = VALIDATION
     plans = []
     units: dict[str, Any] = {}
     present = frozenset[str]().union(*input_sets)

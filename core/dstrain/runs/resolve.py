@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from dstrain.cache import MARKER, check_is_cache, stored_plans
+from dstrain.cache import check_is_cache, is_cache, stored_plans
 from dstrain.config import split_commas
 from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import changed
@@ -206,10 +206,10 @@ def variant_score(config: TrainConfig, task: Task) -> Scorer | None:
 
         return score
     place = config.feature_cache or config.dataset_base_path
-    if config.stage != "train" or not place or not (place / MARKER).is_file():
+    if config.stage != "train" or not place or not is_cache(place):
         return None
     check_is_cache(place)
-    identities = [record["identity"] for _, record in stored_plans(place / "plans")]
+    identities = [plan.identity for plan in stored_plans(place)]
     cached = {one["variant"] for one in identities if one["family"] == config.model}
     return lambda spec: (1, 0) if spec.variant in cached else None
 

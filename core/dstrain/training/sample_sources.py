@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dstrain.cache import ABSENT, FeatureCache, PlanSamples
-from dstrain.cache.addresses import Numbers
+from dstrain.cache import FeatureCache, PlanSamples
+from dstrain.cache.addresses import ABSENT, Numbers
 from dstrain.cache.plan_files import NO_LITERAL
 from dstrain.data import Cell, load_cell
 from dstrain.data.dataset import first_variants

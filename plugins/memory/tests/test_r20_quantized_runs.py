@@ -170,8 +170,8 @@ def stored_values(cache: Path) -> set[tuple[str, str]]:
     """
     stored = FeatureCache.open(cache)
     used = set()
-    for path, _ in stored_plans(cache / "plans"):
-        for row in stored.plan_rows(path):
+    for plan in stored_plans(cache):
+        for row in plan.samples():
             for name, value in row["values"].items():
                 if "at" in value:
                     used.add((name, value["at"]))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from dstrain import StateError
-from dstrain.cache import FeatureCache, readers
-from dstrain.cache.in_use import READING, exclusive, reading, remove_dead_marks
+from dstrain.cache.in_use import READING, exclusive, readers, reading, remove_dead_marks
+from dstrain.cache.index import create_cache
 from dstrain.storage import lock
 from dstrain.storage.locks import is_held
 from filelock import FileLock
@@ -31,7 +31,7 @@ with reading(Path(sys.argv[1])):
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    FeatureCache.create(tmp_path / "cache")
+    create_cache(tmp_path / "cache")
     return tmp_path / "cache"
 
 

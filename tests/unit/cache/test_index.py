@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from dstrain.cache import FeatureCache, ShardWriter
-from dstrain.cache.index import own_files
+from dstrain.cache.in_use import reading
+from dstrain.cache.index import create_cache, own_files
 
 from tests.support.caching_project import address
 
@@ -15,7 +16,7 @@ COUNT = 12
 
 def fill(folder: Path, first: int, last: int) -> FeatureCache:
     """Add numbers to a cache, a shard for each three."""
-    FeatureCache.create(folder)
+    create_cache(folder)
     cache = FeatureCache.open(folder)
     writer = ShardWriter(cache, {}, max_bytes=24)
     for number in range(first, last):
@@ -85,14 +86,15 @@ def test_an_index_that_is_mapped_stays_until_nobody_reads(filled: Path) -> None:
     before = index_file(filled)
     (folder / "notes.arrow").write_text("mine")
     added = fill(filled, COUNT, COUNT + 3)
-    added.write_index(is_read=True)
-    assert len(own_files(folder)) == 2
-    assert before in own_files(folder)
-    # The one that covers all is used, and not written again.
-    later = FeatureCache.open(filled)
-    later.write_index(is_read=True)
-    assert len(own_files(folder)) == 2
+    with reading(filled):
+        added.write_index()
+        assert len(own_files(filled)) == 2
+        assert before in own_files(filled)
+        # The one that covers all is used, and not written again.
+        later = FeatureCache.open(filled)
+        later.write_index()
+        assert len(own_files(filled)) == 2
     later.write_index()
-    assert len(own_files(folder)) == 1
-    assert before not in own_files(folder)
+    assert len(own_files(filled)) == 1
+    assert before not in own_files(filled)
     assert (folder / "notes.arrow").read_text() == "mine"

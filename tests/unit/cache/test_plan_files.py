@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from dstrain import StateError
-from dstrain.cache import FeatureCache, PlanSamples, open_samples, stored_plans
-from dstrain.cache.plan_files import open_part, read_record, write_plan
+from dstrain.cache import PlanSamples, StoredPlan, stored_plans
+from dstrain.cache.index import create_cache
+from dstrain.cache.plan_files import read_record, write_plan
 from dstrain.storage import hash_json, write_columns
 
 from tests.support.plan_records import IDENTITY, about, plan_line
@@ -28,22 +29,17 @@ LINES = [
 
 @pytest.fixture
 def plans(tmp_path: Path) -> Path:
-    FeatureCache.create(tmp_path)
+    create_cache(tmp_path)
     return tmp_path / "plans"
 
 
 def write(plans: Path, lines: Iterable[Any] = LINES, dataset: str = "d") -> PlanSamples:
-    write_plan(plans, dict(IDENTITY), about(dataset), lines)
-    return open_samples(plans, newest(plans))
+    write_plan(plans.parent, dict(IDENTITY), about(dataset), lines)
+    return newest(plans).samples()
 
 
-def newest(plans: Path) -> dict[str, Any]:
-    records = (record for _, record in stored_plans(plans))
-    return max(records, key=lambda record: record["sequence"])
-
-
-def named(plans: Path, record: dict[str, Any]) -> set[Path]:
-    return {plans / f"{name}.arrow" for name in record["columns"].values()}
+def newest(plans: Path) -> StoredPlan:
+    return max(stored_plans(plans.parent), key=lambda plan: plan.sequence)
 
 
 def test_what_is_written_comes_back(plans: Path) -> None:
@@ -54,10 +50,10 @@ def test_what_is_written_comes_back(plans: Path) -> None:
     assert [samples.index(*one) for one in ids] == [0, 1, 2, 3]
     assert samples.has("reference").tolist() == [False, False, False, True]
     assert samples[-3::2] == [samples[1], samples[3]]
-    (folder,) = open_part(plans, newest(plans), "folders").to_pylist()
+    (folder,) = newest(plans).columns("folders").to_pylist()
     assert folder == {"place": b"clip", "names": b"\xab" * 20, "sample": 3}
     assert set(samples.names) == {"image", "prompt", "height", "reference"}
-    ((path, record),) = stored_plans(plans)
+    ((path, record),) = stored_plans(plans.parent)
     assert read_record(path) == record
 
 
@@ -71,7 +67,7 @@ def test_many_rows_and_their_files_come_back(plans: Path) -> None:
     samples = write(plans, lines)
     assert len(samples) == count
     assert samples[count - 1]["values"] == {"image": {"at": f"{count - 1:040x}"}}
-    table = open_part(plans, newest(plans), "files")
+    table = newest(plans).columns("files")
     places = [f"{row}.png".encode() for row in range(count)]
     assert table.column("place").to_pylist() == places
     assert table.column("sample").to_pylist() == [*range(count)]
@@ -107,13 +103,13 @@ def test_digests_tell_values_from_places(plans: Path) -> None:
 
 def test_columns_that_no_record_names_go(plans: Path) -> None:
     write(plans)
-    first = named(plans, newest(plans))
+    first = {*newest(plans).parts[:-1]}
     somebodys = plans / "notes.arrow"
     somebodys.touch()
     (plans / "draft.arrow").touch()
     write(plans, LINES[:2])
     kept = set(plans.glob("*.arrow"))
-    assert kept == {*named(plans, newest(plans)), somebodys}
+    assert kept == {*newest(plans).parts[:-1], somebodys}
     assert first - kept
 
 
@@ -130,9 +126,9 @@ def record(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
         feature_cache=here / "cache",
         validation_dataset_base_path=here / "data",
     )
-    records = [record for _, record in stored_plans(here / "cache/plans")]
+    records = [record for _, record in stored_plans(here / "cache")]
     assert {one["identity"].get("use") for one in records} == {None, "validation"}
-    (record,) = (one for one in records if not one["identity"].get("use"))
+    (record,) = (dict(one) for one in records if not one["identity"].get("use"))
     record["about"]["prompt_rows"] = [
         {
             "prompt": "a dog",
@@ -263,15 +259,15 @@ def test_columns_of_a_stranger_are_named_although_their_hash_fits(
     plans: Path, name: str
 ) -> None:
     write(plans)
-    record = newest(plans)
-    table = open_part(plans, record, "samples")
+    plan = newest(plans)
+    table = plan.columns("samples")
     columns = {one: table.column(one).combine_chunks() for one in table.column_names}
     title, change = STRANGE[name]
     columns[title] = change(columns[title])
     left = {name: column for name, column in columns.items() if column is not None}
     batch = pa.record_batch(left)
-    record["columns"]["samples"] = write_columns(plans, batch.schema, [batch])
+    plan.record["columns"]["samples"] = write_columns(plans, batch.schema, [batch])
     with pytest.raises(StateError) as caught:
-        open_samples(plans, record)
-    path = plans / f"{record['columns']['samples']}.arrow"
+        plan.samples()
+    path = plans / f"{plan.record['columns']['samples']}.arrow"
     assert caught.value.where == str(path)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from dstrain import StateError, SystemFault
 from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.cache.index import create_cache
 from dstrain.cache.shards import read_shard
 from torch import multiprocessing
 
@@ -19,7 +20,7 @@ COUNT = 6
 
 def filled(folder: Path, count: int) -> FeatureCache:
     """A cache of numbers, each in a shard of its own."""
-    FeatureCache.create(folder)
+    create_cache(folder)
     writer = ShardWriter(FeatureCache.open(folder), {}, max_bytes=1)
     for number in range(count):
         writer.add(address(str(number)), torch.full((8,), number))

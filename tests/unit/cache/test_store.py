@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 from dstrain import Frames, StateError
-from dstrain.cache import FeatureCache, ShardWriter, as_text
-from dstrain.cache.addresses import packed
+from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.cache.addresses import as_text, packed
+from dstrain.cache.index import create_cache
 from dstrain.cache.shards import read_shard
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -52,7 +53,7 @@ def cache(tmp_path: Path) -> FeatureCache:
 
 
 def empty(folder: Path) -> FeatureCache:
-    FeatureCache.create(folder)
+    create_cache(folder)
     return FeatureCache.open(folder)
 
 
@@ -195,7 +196,10 @@ def test_what_is_no_cache_of_this_version_is_refused(cache: FeatureCache) -> Non
 
 def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"cache-\xff")
-    FeatureCache.create(folder)
+    with pytest.raises(StateError):
+        create_cache(folder)
+    create_cache(tmp_path / "cache")
+    (tmp_path / "cache").rename(folder)
     refused(folder, folder)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain import Batch, Diverged, StateError, TrainingModule, UsageError, run
-from dstrain.cache import readers
+from dstrain.cache.in_use import readers
 from dstrain.runs.loop import steps
 from safetensors.torch import save_file
 from torch import Tensor

@@ -1,7 +1,7 @@
 """Look through a feature cache: its values and its plans, as columns of numbers.
 
-A million values are arrays here, not objects. The other commands count, compare and
-choose numbers; what they need to know of the format of a cache is in this module.
+A million values are arrays here, not objects. The commands count, compare and choose
+numbers.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,18 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dstrain.cache.addresses import Addresses, packed
+from dstrain.cache.addresses import ABSENT, Addresses, Numbers, packed
 from dstrain.cache.in_use import reading
-from dstrain.cache.plan_files import plan_parts, prompt_addresses, stored_plans
-from dstrain.cache.plan_records import USE, CacheInfo
-from dstrain.cache.shards import read_shard
+from dstrain.cache.plan_files import StoredPlan, stored_plans
+from dstrain.cache.shards import read_shard, shard_path
 from dstrain.cache.store import FeatureCache, ShardWriter
 from dstrain.graph import deserialize
 
-Numbers = NDArray[np.int64]
-"""Numbers of values in `Contents`, or one of the two below."""
-ABSENT = -1
-"""Stands for a value that the cache lacks."""
 LITERAL = -2
 """Stands for a value that the plan contains itself."""
 INPUT = "(input)"
@@ -34,10 +29,11 @@ INPUT = "(input)"
 
 @dataclass(frozen=True)
 class PlanContents:
-    """A plan: its record, and the value that each sample has under each name."""
+    """A plan, and the number of the value that each sample has under each name, or ABSENT,
+    or LITERAL.
+    """
 
-    path: Path
-    record: Mapping[str, Any]
+    stored: StoredPlan
     rows: Numbers
     """The row of each sample in the table of the dataset, from 0."""
     lines: Numbers
@@ -58,27 +54,11 @@ class PlanContents:
         columns = np.concatenate([*self.values.values(), self.added])
         return bool((columns == ABSENT).any())
 
-    @property
-    def files(self) -> Sequence[Path]:
-        """Return the files of the plan; the last one commits it."""
-        return plan_parts(self.path, self.record)
-
-    @property
-    def about(self) -> Mapping[str, Any]:
-        """Return what the plan records of the run that made it."""
-        about: Mapping[str, Any] = self.record["about"]
-        return about
-
-    @property
-    def is_trained_on(self) -> bool:
-        """Return whether its samples are trained on, and not for validation alone."""
-        return USE not in self.record["identity"]
-
     @cached_property
     def units(self) -> Mapping[str, str]:
         """Return the name of each output of the plan's units -> the unit."""
         found: dict[str, str] = {}
-        for fact, record in self.record["identity"].items():
+        for fact, record in self.stored.identity.items():
             if fact.startswith("unit ") and isinstance(record, dict):
                 unit = fact.removeprefix("unit ").split(",")[0].split(" ")[0]
                 found |= dict.fromkeys(record["outputs"], unit)
@@ -134,13 +114,11 @@ class Contents:
     def of(cls, folder: Path) -> "Contents":
         """Open a feature cache; raises StateError if it is none, or is damaged."""
         cache = FeatureCache.open(folder)
-        shards = [folder / f"shards/{name}.safetensors" for name in cache.shards]
+        shards = [shard_path(folder, name) for name in cache.shards]
         rows = [len(read_shard(path).rows) for path in shards]
         held = np.array(rows, np.int64)
-        stored = sorted(
-            stored_plans(folder / "plans"), key=lambda one: int(one[1]["sequence"])
-        )
-        plans = [_plan(cache, path, record) for path, record in stored]
+        stored = sorted(stored_plans(folder), key=lambda one: one.sequence)
+        plans = [_plan(cache, plan) for plan in stored]
         return cls(
             cache,
             shards,
@@ -155,8 +133,8 @@ class Contents:
         self, plan: PlanContents, chosen: Iterable[int]
     ) -> Iterator[StoredSample]:
         """Yield the samples of a plan at these numbers."""
-        rows = self.cache.plan_rows(plan.path)
-        info = CacheInfo(**plan.about)
+        rows = plan.stored.samples()
+        info = plan.stored.info
         for index in chosen:
             forms = rows[index]["values"]
             row = int(plan.rows[index])
@@ -222,15 +200,15 @@ def write_part(
     del reader
     writer.flush()
     added = sorted(set(target.shards) - before)
-    return [target.folder / "shards" / f"{name}.safetensors" for name in added]
+    return [shard_path(target.folder, name) for name in added]
 
 
-def _plan(cache: FeatureCache, path: Path, record: Mapping[str, Any]) -> PlanContents:
-    samples = cache.plan_rows(path)
+def _plan(cache: FeatureCache, plan: StoredPlan) -> PlanContents:
+    samples = plan.samples()
     values = {name: np.full(len(samples), LITERAL, np.int64) for name in samples.names}
     for name, addresses in samples.stored.items():
         there = samples.has(name)
         values[name][there] = cache.locate(addresses)[there]
-    added = cache.locate(packed(prompt_addresses(record)))
+    added = cache.locate(packed(plan.prompt_addresses))
     facts = samples.numbers
-    return PlanContents(path, record, facts["row"], facts["line"], values, added)
+    return PlanContents(plan, facts["row"], facts["line"], values, added)

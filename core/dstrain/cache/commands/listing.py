@@ -8,14 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache.commands.contents import (
-    Contents,
-    Numbers,
-    PlanContents,
-    open_contents,
-)
+from dstrain.cache.addresses import Numbers
+from dstrain.cache.commands.contents import Contents, PlanContents, open_contents
 from dstrain.cache.in_use import READING
-from dstrain.cache.plan_records import USE
 from dstrain.config import as_size
 from dstrain.console import as_table, number_of
 
@@ -135,19 +130,19 @@ def _units(contents: Contents) -> Iterator[dict[str, Any]]:
 
 
 def _plan(contents: Contents, plan: PlanContents) -> dict[str, Any]:
-    identity = plan.record["identity"]
-    dataset = plan.about["dataset"]
-    made = datetime.fromtimestamp(plan.path.stat().st_mtime)
+    stored = plan.stored
+    identity = stored.identity
+    made = datetime.fromtimestamp(stored.path.stat().st_mtime)
     return {
-        "name": plan.path.stem,
+        "name": stored.name,
         "model": identity["family"],
         "variant": identity["variant"],
         "task": identity["task"],
-        "use": identity.get(USE, ""),
+        "use": stored.use,
         "rows": len(np.unique(plan.rows)),
         "samples": len(plan.rows),
-        "prompt_rows": len(plan.about["prompt_rows"]),
-        "dataset": dataset["path"],
+        "prompt_rows": len(stored.info.prompt_rows),
+        "dataset": stored.info.dataset["path"],
         "made": made.isoformat(timespec="seconds"),
         "bytes": int(contents.nbytes[plan.used].sum()),
     }
@@ -157,7 +152,7 @@ def _rows(contents: Contents) -> int:
     """Count the rows of all datasets; plans of one dataset share them."""
     columns: dict[str, list[Numbers]] = {}
     for plan in contents.plans:
-        columns.setdefault(plan.about["dataset"]["sha256"], []).append(plan.rows)
+        columns.setdefault(plan.stored.info.dataset["sha256"], []).append(plan.rows)
     return sum(len(np.unique(np.concatenate(parts))) for parts in columns.values())
 
 

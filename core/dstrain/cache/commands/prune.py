@@ -12,35 +12,24 @@ from pathlib import Path
 
 import numpy as np
 
-from dstrain.cache.addresses import as_text
-from dstrain.cache.commands.contents import (
-    Contents,
-    Numbers,
-    PlanContents,
-    rewrite_shard,
-)
+from dstrain.cache.addresses import Numbers, as_text
+from dstrain.cache.commands.contents import Contents, PlanContents, rewrite_shard
 from dstrain.cache.in_use import exclusive
+from dstrain.cache.index import check_is_cache, create_cache, temporary_files
 from dstrain.cache.plan_files import remove_unused, unused_columns
-from dstrain.cache.store import FeatureCache, check_is_cache, check_parts
+from dstrain.cache.store import FeatureCache
 from dstrain.config import as_size
 from dstrain.console import number_of, printable, progress_bar
 from dstrain.errors import UsageError, first_few, nearest
-from dstrain.storage import remove_leftovers
-from dstrain.storage.temporaries import temporaries
-
-PARTS = ("", "shards", "index", "plans")
-"""Folders of a cache in which a run that died leaves temporary files."""
 
 
 @dataclass(frozen=True)
 class Pruning:
-    """What goes, and what stays of it."""
+    """What goes."""
 
     contents: Contents
     plans: Sequence[PlanContents]
-    """The plans that go."""
     values: Numbers
-    """The values that go."""
     leftovers: Sequence[Path]
     """Temporary files of runs that died, and columns of plans that they did not commit."""
 
@@ -48,10 +37,10 @@ class Pruning:
     def lines(self) -> Iterator[str]:
         """Say what goes, a line for each kind of thing; nothing if nothing does."""
         for plan in self.plans:
-            dataset = plan.about["dataset"]
+            dataset = plan.stored.info.dataset
             rows = number_of(dataset["rows"], "row")
-            what = f"{plan.record['identity']['family']}, {rows} of {dataset['path']}"
-            yield f"plan {plan.path.stem}: {what}"
+            what = f"{plan.stored.identity['family']}, {rows} of {dataset['path']}"
+            yield f"plan {plan.stored.name}: {what}"
         if len(self.values):
             size = as_size(int(self.contents.nbytes[self.values].sum()))
             yield f"{number_of(len(self.values), 'value')} that no plan uses, {size}"
@@ -71,9 +60,8 @@ def prune(
         is_sure: Whether to remove without asking.
         ask: Asks whether to remove what was printed; None where nobody can answer.
 
-    Raises StateError for a folder that is no cache, or damaged; where something is to be
-    removed, also while a process reads or writes the cache. UsageError for the name of
-    no plan, or of several.
+    Raises StateError for a folder that is no cache, or damaged, or in use where something
+    is to be removed; UsageError for the name of no plan, or of several.
     """
     check_is_cache(folder)
     removes = is_sure or ask is not None
@@ -83,7 +71,7 @@ def prune(
         for line in lines:
             print(printable(line))
         if not lines:
-            plans = first_few(plan.path.stem for plan in found.contents.plans)
+            plans = first_few(plan.stored.name for plan in found.contents.plans)
             used = "; --plan NAME removes a plan, and what no other one uses: "
             more = f"{used}{plans}" if plans else ""
             print(f"{folder}: nothing to remove{more}")
@@ -104,14 +92,13 @@ def _find(contents: Contents, names: Sequence[str]) -> Pruning:
     stay = [one for one in contents.plans if one not in plans]
     unused = np.flatnonzero(~contents.used_by(stay))
     folder = contents.cache.folder
-    leftovers = [path for part in PARTS for path in temporaries(folder / part)]
-    leftovers += unused_columns(folder / "plans")
+    leftovers = [*temporary_files(folder), *unused_columns(folder)]
     return Pruning(contents, plans, unused, leftovers)
 
 
 def named_plan(plans: Collection[PlanContents], name: str) -> PlanContents:
     """Return the plan whose name begins so; raises UsageError for none or several."""
-    known = {plan.path.stem: plan for plan in plans}
+    known = {plan.stored.name: plan for plan in plans}
     found = [one for one in known if name and one.startswith(name)]
     if len(found) == 1:
         return known[found[0]]
@@ -125,13 +112,11 @@ def named_plan(plans: Collection[PlanContents], name: str) -> PlanContents:
 def _remove(folder: Path, found: Pruning) -> None:
     """Remove what was found; the caller holds the lock."""
     contents = found.contents
-    check_parts(folder)
-    for part in PARTS:
-        remove_leftovers(folder / part)
+    create_cache(folder)
     # First: from here on no plan needs the values that go.
     for plan in found.plans:
-        plan.path.unlink()
-    remove_unused(folder / "plans")
+        plan.stored.path.unlink()
+    remove_unused(folder)
     stays = np.ones(len(contents.addresses), np.bool_)
     stays[found.values] = False
     shards = len(contents.shards)

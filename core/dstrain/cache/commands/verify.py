@@ -3,11 +3,10 @@
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,17 +21,11 @@ from dstrain.cache.addresses import (
 )
 from dstrain.cache.commands.contents import rewrite_shard
 from dstrain.cache.in_use import exclusive, reading
-from dstrain.cache.index import own_files
-from dstrain.cache.plan_files import (
-    open_part,
-    open_samples,
-    prompt_addresses,
-    read_record,
-    stored_plans,
-)
+from dstrain.cache.index import check_is_cache, damaged_files, may_be_ours
+from dstrain.cache.plan_files import StoredPlan, plan_paths, read_record, stored_plans
 from dstrain.cache.plan_records import literal
-from dstrain.cache.shards import HASH
-from dstrain.cache.store import DIGESTS, FeatureCache, check_is_cache
+from dstrain.cache.shards import shard_paths
+from dstrain.cache.store import FeatureCache
 from dstrain.console import (
     get_logger,
     number_of,
@@ -42,8 +35,6 @@ from dstrain.console import (
     shell_command,
 )
 from dstrain.errors import CacheError, StateError, SystemFault
-from dstrain.storage.columns import open_columns
-from dstrain.storage.file_memory import is_own, is_whole
 
 logger = get_logger(__name__)
 AGAIN = "to fill it again, run the commands of stage 1 that filled it"
@@ -114,8 +105,8 @@ def verified(folder: Path) -> Verified:
     file cannot be read, of which nothing is known then.
     """
     check_is_cache(folder)
-    shards = sorted(folder.glob("shards/[!.]*.safetensors"))
-    plans = sorted(folder.glob("plans/[!.]*.json"))
+    shards = shard_paths(folder)
+    plans = plan_paths(folder)
     problems: list[Problem] = []
     present = bytearray()
     with closing(progress_bar("verify", len(shards) + len(plans))) as progress:
@@ -131,14 +122,8 @@ def verified(folder: Path) -> Verified:
         for path in plans:
             problems += _plan_problems(path, known)
             progress.update()
-    problems += _derived_problems(folder)
+    problems += [Problem(*one) for one in damaged_files(folder)]
     return Verified(len(shards), len(known), len(plans), tuple(problems))
-
-
-def shard_problem(folder: Path, path: Path) -> Problem | None:
-    """Return what is wrong with a shard, None if it is whole."""
-    found = (one for one in _shard(folder, path) if isinstance(one, Problem))
-    return next(found, None)
 
 
 def _shard(folder: Path, path: Path) -> Iterator[str | Problem]:
@@ -158,35 +143,16 @@ def _shard(folder: Path, path: Path) -> Iterator[str | Problem]:
             yield address
 
 
-def _derived_problems(folder: Path) -> Iterator[Problem]:
-    """Yield what is wrong with files of a cache that are made from the others: they are
-    not used then, so that opening the cache, or filling it, takes longer.
-    """
-    for path in own_files(folder / "index"):
-        try:
-            open_columns(path)
-        except StateError as error:
-            # One that a run left which died is a temporary file, and stage 1 replaces the
-            # index whenever it adds values.
-            if path.stem != "draft" and path.exists():
-                yield Problem(path, error.what)
-    path = folder / DIGESTS
-    if path.is_file() and not is_whole(path):
-        what = "is damaged" if is_own(path) else "is nothing that stage 1 writes"
-        yield Problem(path, f"{what}, and is not used")
-
-
 def _plan_problems(path: Path, known: Addresses) -> Iterator[Problem]:
     """Yield what is wrong with a plan, where the values at these addresses are present,
     sorted.
     """
     first = prefixes(known)
     try:
-        record = read_record(path)
-        for part in record["columns"]:
-            # What a stranger wrote may lead out of its own columns.
-            open_part(path.parent, record, part).validate(full=True)
-        rows = open_samples(path.parent, record)
+        plan = StoredPlan(path, read_record(path))
+        # What a stranger wrote may lead out of its own columns.
+        plan.validate()
+        rows = plan.samples()
         lacking = np.zeros(len(rows), np.bool_)
         for name, addresses in rows.stored.items():
             numbers = find(addresses, known, first)
@@ -205,7 +171,7 @@ def _plan_problems(path: Path, known: Addresses) -> Iterator[Problem]:
     if missing:
         what = f"needs values that are not here or damaged, for {missing:,} of {len(rows):,} samples"
         yield Problem(path, what)
-    if (find(packed(prompt_addresses(record)), known, first) == ABSENT).any():
+    if (find(packed(plan.prompt_addresses), known, first) == ABSENT).any():
         what = "needs values of rows of plugins that are not here or damaged"
         yield Problem(path, what)
 
@@ -237,23 +203,23 @@ def repair(folder: Path, problems: Sequence[Problem]) -> None:
     damaged = list(dict.fromkeys(problem.path for problem in problems))
     with exclusive(folder):
         for path in damaged:
-            if path.exists() and not _is_own(path):
+            if path.exists() and not may_be_ours(path):
                 what = "is nothing that stage 1 writes"
                 raise StateError(path, what, "move it away")
-        derived = {problem.path for problem in _derived_problems(folder)}
+        derived = {path for path, _ in damaged_files(folder)}
         lost = [path.stem for path in damaged if _removes_plan(folder, path, derived)]
         cache = FeatureCache.open(folder)
         cache.write_index()
         known = cache.index.addresses[in_order(cache.index.addresses)]
-        incomplete = {
-            path: record
-            for path, record in stored_plans(folder / "plans")
-            if any(_plan_problems(path, known))
-        }
+        incomplete = [
+            plan
+            for plan in stored_plans(folder)
+            if any(_plan_problems(plan.path, known))
+        ]
     if incomplete or lost:
-        names = ", ".join([*lost, *(path.stem for path in incomplete)])
-        advice = [_refill(record, folder) for record in incomplete.values()]
-        removal = [f"to remove a plan, delete {path}" for path in incomplete]
+        names = ", ".join([*lost, *(plan.name for plan in incomplete)])
+        advice = [_refill(plan, folder) for plan in incomplete]
+        removal = [f"to remove a plan, delete {plan.path}" for plan in incomplete]
         raise StateError(
             folder,
             f"what was damaged is removed; plans need values again: {names}",
@@ -262,23 +228,15 @@ def repair(folder: Path, problems: Sequence[Problem]) -> None:
         )
 
 
-def _is_own(path: Path) -> bool:
-    """Return whether stage 1 may have written a file that is damaged now."""
-    if path.name == DIGESTS:
-        return is_own(path)
-    # Only those of an index that have the names of one are looked at.
-    return path.parent.name == "index" or HASH.fullmatch(path.stem) is not None
-
-
 def _removes_plan(folder: Path, path: Path, derived: set[Path]) -> bool:
     """Remove a file if it is damaged now; return whether it was the record of a plan."""
-    if path.parent.name == "shards" and path.exists():
+    if path in shard_paths(folder):
         found = list(_shard(folder, path))
         whole = [one for one in found if isinstance(one, str)]
         if len(whole) < len(found):
             rewrite_shard(folder, path, whole)
             logger.info(f"removed {path}; {len(whole)} of its values stay")
-    elif path.parent.name == "plans" and path.exists():
+    elif path in plan_paths(folder):
         try:
             read_record(path)
         except CacheError:
@@ -289,11 +247,11 @@ def _removes_plan(folder: Path, path: Path, derived: set[Path]) -> bool:
     return False
 
 
-def _refill(record: Mapping[str, Any], folder: Path) -> str:
+def _refill(plan: StoredPlan, folder: Path) -> str:
     """Return how to fill a plan's values again: the recorded command, a stranger's maybe,
     as it is typed, unless a terminal would not show it as it is.
     """
-    config = record["about"].get("config", {})
+    config = plan.info.config
     cache = ["--feature_cache", os.path.abspath(folder)]
     command = shell_command(["dstrain", *config.get("words", ()), *cache])
     advice = f"to fill it again, run in {config.get('folder')}: {command}"

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dstrain.cache import MARKER
+from dstrain.cache import is_cache
 from dstrain.config import datasets_of
 from dstrain.config.datasets import with_places
 from dstrain.config.options import TrainConfig
@@ -156,7 +156,7 @@ def _one_here(config: TrainConfig) -> Source | None:
     if metadata is not None:
         is_here = metadata.is_file()
         return source_of(config, metadata.parent, metadata) if is_here else None
-    if base is None or (base / MARKER).is_file():
+    if base is None or is_cache(base):
         # A feature cache, as in DiffSynth-Studio's commands.
         return None
     with suppress(UsageError):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dstrain.cache import MARKER
+from dstrain.cache import is_cache
 from dstrain.console import fitted, number_of, redacted
 from dstrain.data import Cell, Dataset
 from dstrain.pipeline import MASK
@@ -166,6 +166,6 @@ def _work(setup: Setup, datasets: Sequence[PlannedRows]) -> str:
     if all(rows.is_cached for rows in datasets):
         return f"stage 1 computes nothing: {cache} has the values of all rows"
     count = number_of(sum(rows.count for rows in datasets), "row")
-    if (cache / MARKER).exists():
+    if is_cache(cache):
         return f"stage 1 computes what {cache} lacks of {count}"
     return f"stage 1 computes {count} into {cache}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dstrain.cache import MARKER
+from dstrain.cache import is_cache
 from dstrain.cache.in_use import reading
 from dstrain.console import get_logger, number_of
 from dstrain.data import Dataset, Table
@@ -87,7 +87,7 @@ def planned_rows(setup: Setup, absent: list[str]) -> list[PlannedRows]:
             return [_of_unchanged(one) for one in found]
     return [
         _of_cache(one)
-        if one.stage == "train" and (one.cache_path / MARKER).exists()
+        if one.stage == "train" and is_cache(one.cache_path)
         else _of_table(one, absent)
         for one in setup.datasets
     ]

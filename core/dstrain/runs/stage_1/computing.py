@@ -17,6 +17,7 @@ import torch
 
 from dstrain.cache import FeatureCache, ShardWriter
 from dstrain.cache.addresses import ADDRESS
+from dstrain.cache.shards import look_again
 from dstrain.console import progress_bar
 from dstrain.data import Dataset
 from dstrain.data.dataset import SampleCells
@@ -33,9 +34,8 @@ from dstrain.runs.stage_1.keyed_samples import (
     KeyedSample,
     MissingWork,
     Work,
-    missing_work,
 )
-from dstrain.storage import Chosen, check_writable
+from dstrain.storage import Chosen
 from dstrain.training import DecodedSamples, MicroBatch, load_batches
 
 WAITING = 4
@@ -213,9 +213,8 @@ def left_over(samples: AddressedSamples, folder: Path) -> MissingWork:
     """
     end = time.monotonic() + VISIBLE
     while True:
-        work = missing_work(samples, FeatureCache.open(folder))
+        work = samples.missing_from(FeatureCache.open(folder))
         if not work or time.monotonic() > end:
             return work
-        # A file that is written in a folder makes the system look into it again.
-        check_writable(folder / "shards")
+        look_again(folder)
         time.sleep(1.0)

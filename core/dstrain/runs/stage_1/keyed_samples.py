@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache import ABSENT, DIGESTS, FeatureCache, as_text
-from dstrain.cache.addresses import ADDRESS, BYTES, Addresses, Numbers, PlanKeys
+from dstrain.cache import FeatureCache, as_text
+from dstrain.cache.addresses import ABSENT, ADDRESS, BYTES, Addresses, Numbers, PlanKeys
+from dstrain.cache.index import digests_of_files
 from dstrain.console import counted
 from dstrain.data import Cell, input_key, inputs_of
 from dstrain.data.dataset import Groups, SampleIds
@@ -71,6 +72,32 @@ class AddressedSamples(Sequence[KeyedSample]):
         added = (row.cells for row in self.prompt_rows)
         return map(self._sample, count(), chain(self.cells, added))
 
+    def missing_from(self, cache: FeatureCache) -> "MissingWork":
+        """Return the samples to compute, each value for the first sample that needs it."""
+        width = max(len(self.columns), 1)
+        places = []
+        addresses = []
+        for start in range(0, len(self), BATCH_ROWS):
+            # Sample by sample, the addresses of all values.
+            part = [
+                column[start : start + BATCH_ROWS] for column in self.columns.values()
+            ]
+            if not part:
+                break
+            of_part = np.stack(part, axis=1).reshape(-1)
+            lacking = np.flatnonzero(of_part != np.frombuffer(NO_ADDRESS, ADDRESS))
+            lacking = lacking[cache.locate(of_part[lacking]) == ABSENT]
+            places.append(start * width + lacking)
+            addresses.append(of_part[lacking])
+        if not places:
+            places, addresses = [np.empty(0, np.int64)], [np.empty(0, ADDRESS)]
+        _, first = np.unique(np.concatenate(addresses), return_index=True)
+        claimed = np.sort(np.concatenate(places)[first])
+        numbers, starts = np.unique(claimed // width, return_index=True)
+        return MissingWork(
+            self, numbers, np.append(starts, len(claimed)), claimed % width
+        )
+
     def _sample(self, index: int, cells: Mapping[str, Cell]) -> KeyedSample:
         number = self.plan_numbers[index]
         row, chunk = self.sample_ids[index].tolist()
@@ -93,6 +120,11 @@ class KeyedSamples:
     samples: AddressedSamples
     """Those of the dataset, then one for each row that plugins add."""
 
+    def addresses(self) -> Iterator[tuple[int, Collection[str]]]:
+        """Yield the row of each sample with the addresses of its values."""
+        for sample in self.samples:
+            yield sample.sample_id[0], sample.addresses.values()
+
 
 @dataclass(frozen=True)
 class Work:
@@ -106,15 +138,12 @@ class Work:
 
 
 def key_rows(setup: Setup) -> KeyedSamples:
-    """Find the components, and the keys of all samples before anything is decoded.
-
-    Reads every file that changed since it was last read.
-    """
+    """Find the components, and all keys; read the files that changed since they were read."""
     dataset = setup.dataset
     added = plan_rows(setup)
     plans = [setup.plan(inputs) for inputs in dataset.input_sets]
     found = setup.find([*plans, *(row.plan for row in added)])
-    digests = Digests(setup.cache_path / DIGESTS)
+    digests = digests_of_files(setup.cache_path)
     model_digests = ModelDigests()
     components = component_keys(setup, found, model_digests)
     samples = _addressed(setup, added, components, digests)
@@ -238,36 +267,3 @@ def _steps(plan: Plan, values: frozenset[str]) -> tuple[list[Step], frozenset[st
             steps.insert(0, step)
             needed |= set(step.inputs.values())
     return steps, frozenset(needed & plan.inputs)
-
-
-def missing_work(samples: AddressedSamples, cache: FeatureCache) -> MissingWork:
-    """Return the samples to compute, each value for the first sample that needs it."""
-    width = max(len(samples.columns), 1)
-    places = []
-    addresses = []
-    for start in range(0, len(samples), BATCH_ROWS):
-        # Sample by sample, the addresses of all values.
-        part = [
-            column[start : start + BATCH_ROWS] for column in samples.columns.values()
-        ]
-        if not part:
-            break
-        of_part = np.stack(part, axis=1).reshape(-1)
-        lacking = np.flatnonzero(of_part != np.frombuffer(NO_ADDRESS, ADDRESS))
-        lacking = lacking[cache.locate(of_part[lacking]) == ABSENT]
-        places.append(start * width + lacking)
-        addresses.append(of_part[lacking])
-    if not places:
-        places, addresses = [np.empty(0, np.int64)], [np.empty(0, ADDRESS)]
-    _, first = np.unique(np.concatenate(addresses), return_index=True)
-    claimed = np.sort(np.concatenate(places)[first])
-    numbers, starts = np.unique(claimed // width, return_index=True)
-    return MissingWork(
-        samples, numbers, np.append(starts, len(claimed)), claimed % width
-    )
-
-
-def addresses_of(keyed: KeyedSamples) -> Iterator[tuple[int, Collection[str]]]:
-    """Yield the row of each sample with the addresses of its values."""
-    for sample in keyed.samples:
-        yield sample.sample_id[0], sample.addresses.values()

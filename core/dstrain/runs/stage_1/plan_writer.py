@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dstrain.cache import CacheInfo, plan_files
+from dstrain.cache.source_files import names_digest
 from dstrain.console import counted, redacted
 from dstrain.data.files import real_path
 from dstrain.graph import serialize
@@ -21,7 +22,6 @@ from dstrain.runs.datasets.sources import (
     dataset_source,
     folders_of_parts,
 )
-from dstrain.runs.feature_plan import names_digest
 from dstrain.runs.plan_identity import plan_identity
 from dstrain.runs.prompt_rows import row_line
 from dstrain.runs.setup import Setup
@@ -78,7 +78,7 @@ def write_plan(setup: Setup, keyed: KeyedSamples, words: Sequence[str]) -> None:
     )
     lines = plan_lines(setup, keyed, samples, input_sets)
     identity = plan_identity(setup, input_sets, keyed.found.configs)
-    plan_files.write_plan(setup.cache_path / "plans", identity, asdict(info), lines)
+    plan_files.write_plan(setup.cache_path, identity, asdict(info), lines)
 
 
 def part_records(setup: Setup) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dstrain.cache import MARKER, FeatureCache, ShardWriter, readers, stored_plans
+from dstrain.cache import FeatureCache, ShardWriter, is_cache, stored_plans
 from dstrain.cache.in_use import remove_dead_marks
-from dstrain.cache.store import LOG
+from dstrain.cache.index import LOG, create_cache
 from dstrain.config import command_line
 from dstrain.config.serialize import command_words, new_start
 from dstrain.console import get_logger, logging_to_file, redacted, secrets
@@ -28,12 +28,7 @@ from dstrain.runs.setup import Setup
 from dstrain.runs.skipped_rows import read_samples, write_list
 from dstrain.runs.stage_1.before_stage_2 import check_resume, check_training
 from dstrain.runs.stage_1.computing import compute, left_over
-from dstrain.runs.stage_1.keyed_samples import (
-    KeyedSamples,
-    addresses_of,
-    key_rows,
-    missing_work,
-)
+from dstrain.runs.stage_1.keyed_samples import KeyedSamples, key_rows
 from dstrain.runs.stage_1.plan_writer import name_in, write_plan
 from dstrain.runs.stage_1.unchanged import (
     Unchanged,
@@ -92,11 +87,11 @@ def data_process(
             del module
         if processes.is_main:
             stack.enter_context(lock(setup.cache_path))
-            FeatureCache.create(setup.cache_path)
+            create_cache(setup.cache_path)
             remove_dead_marks(setup.cache_path)
             open_log(setup.cache_path / LOG)
             # A damaged record is refused now, not when all is computed.
-            list(stored_plans(setup.cache_path / "plans"))
+            stored_plans(setup.cache_path)
             write_list(setup)
         loaded = None
         words = _words_again(setup)
@@ -114,14 +109,14 @@ def data_process(
 def _unchanged(setup: Setup, open_log: Callable[[Path], None]) -> list[Unchanged]:
     """Return the datasets, and say what there is to say, if there is nothing to do."""
     folder = setup.cache_path
-    if not may_be_unchanged(setup) or not (folder / MARKER).exists():
+    if not may_be_unchanged(setup) or not is_cache(folder):
         return []
     with lock(folder):
         found = find_unchanged(setup)
         if found:
-            FeatureCache.create(folder)
+            create_cache(folder)
             # Where it is missing, or was damaged.
-            FeatureCache.open(folder).write_index(bool(readers(folder)))
+            FeatureCache.open(folder).write_index()
             remove_dead_marks(folder)
             open_log(folder / LOG)
             (setup.list_folder / BAD_SAMPLES).unlink(missing_ok=True)
@@ -162,8 +157,8 @@ def fill(
     cache = FeatureCache.open(setup.cache_path)
     long_prompts = LongPromptLog(setup.config.on_long_prompt, setup.name_row)
     if setup.config.on_long_prompt == "error":
-        note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
-    work = missing_work(keyed.samples, cache)
+        note_recorded(long_prompts, setup.cache_path, keyed.addresses())
+    work = keyed.samples.missing_from(cache)
     log_count(setup, len(work), len(keyed.samples))
     # Of both stages in one command, stage 2 says it, with the batches.
     if not setup.is_one_of_both:
@@ -189,11 +184,10 @@ def fill(
             loaded = _load(setup, keyed, loaded, left.components)
             compute(setup, loaded.pipeline, left, writer, long_prompts, processes, True)
         # Also of rows that share a prompt, or whose values were there already.
-        note_recorded(long_prompts, setup.cache_path, addresses_of(keyed))
+        note_recorded(long_prompts, setup.cache_path, keyed.addresses())
         long_prompts.conclude()
         # Of the shards of all processes.
-        is_read = bool(readers(setup.cache_path))
-        FeatureCache.open(setup.cache_path).write_index(is_read)
+        FeatureCache.open(setup.cache_path).write_index()
         write_plan(setup, keyed, words)
     processes.wait()
     return loaded

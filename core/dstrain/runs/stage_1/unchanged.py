@@ -3,23 +3,15 @@ no plan is written. Whatever might differ ends it, and stage 1 goes its ordinary
 """
 
 import json
-import os
 import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dstrain.cache import (
-    MARKER,
-    CacheInfo,
-    FeatureCache,
-    SourceFiles,
-    open_samples,
-    stored_plans,
-)
-from dstrain.cache.plan_files import prompt_addresses
-from dstrain.cache.store import FOLDERS, LOG, check_parts
+from dstrain.cache import CacheInfo, FeatureCache, StoredPlan, is_cache, stored_plans
+from dstrain.cache.index import others_in
+from dstrain.cache.source_files import are_as_recorded
 from dstrain.config import as_flags
 from dstrain.config.options import options_affecting
 from dstrain.console import get_logger, redacted, secrets
@@ -29,7 +21,7 @@ from dstrain.graph import Column
 from dstrain.runs.checks.rows import log_left_out
 from dstrain.runs.datasets.sizes import largest_sample
 from dstrain.runs.datasets.sources import dataset_folders, dataset_source
-from dstrain.runs.feature_plan import changed_folder, identity_of, planned_parts
+from dstrain.runs.feature_plan import identity_of, planned_parts
 from dstrain.runs.prompt_rows import recorded_plan
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.keyed_samples import component_keys
@@ -58,16 +50,7 @@ def refuse_folder(setup: Setup) -> None:
     if stage 1 would write to a place outside of it.
     """
     folder = setup.cache_path
-    check_parts(folder)
-    names = set(os.listdir(folder)) if folder.is_dir() else set()
-    # Without a marker, too: the advice for a damaged one is to delete it.
-    if MARKER in names or names >= {"shards", "plans", LOG}:
-        return
-    # Those of a first start that was killed, and of an empty file system; dstrain's own
-    # locks, and what file managers leave, begin with a dot.
-    ours = {*FOLDERS, "lost+found"}
-    others = sorted(one for one in names - ours if not one.startswith("."))
-    if others:
+    if others := others_in(folder):
         flag = "--feature_cache" if setup.config.feature_cache else "--output_path"
         what = (
             f"{folder} is not empty and no feature cache: give an empty or new folder"
@@ -113,7 +96,7 @@ def find_unchanged(setup: Setup, may_fetch: bool = True) -> list[Unchanged]:
 
     may_fetch: Whether model files that are not here are downloaded.
     """
-    if not (setup.cache_path / MARKER).exists():
+    if not is_cache(setup.cache_path):
         return []
     # Whatever is wrong is said on the ordinary way, which comes then.
     with suppress(DstrainError, OSError):
@@ -133,12 +116,11 @@ def log_unchanged(found: list[Unchanged]) -> None:
 
 
 def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | None:
-    plans = cache.folder / "plans"
     source = dataset_source(setup.config)
-    record = None if source is None else _newest(setup, plans, source)
-    if record is None or source is None:
+    plan = None if source is None else _newest(setup, cache.folder, source)
+    if plan is None or source is None:
         return None
-    info = CacheInfo(**record["about"])
+    info = plan.info
     facts = _facts(setup, source)
     if not (
         {**info.repeatable, **facts, "settled": True} == info.repeatable
@@ -146,30 +128,29 @@ def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | Non
         and _records_all_files(setup, info)
         and not _has_secrets(source)
         and _has_equal_components(setup, info, may_fetch)
-        and _has_equal_files(setup, plans, record)
+        and all(are_as_recorded(plan, *one) for one in planned_parts(setup, plan))
     ):
         return None
     input_sets = [frozenset(names) for names in info.inputs]
-    samples = CachedSamples.of(cache, open_samples(plans, record), input_sets)
-    more = prompt_addresses(record)
+    samples = CachedSamples.of(cache, plan.samples(), input_sets)
+    more = plan.prompt_addresses
     if len(samples.lacking()) or not all(one in cache for one in more):
         return None
     count = len(samples.rows) + len(info.prompt_rows)
     return Unchanged(setup, source, info, count)
 
 
-def _newest(setup: Setup, plans: Path, source: Source) -> dict[str, Any] | None:
+def _newest(setup: Setup, folder: Path, source: Source) -> StoredPlan | None:
     """Return the newest plan of this identity, if it is of this dataset."""
-    records = [record for _, record in stored_plans(plans)]
-    for record in sorted(records, key=lambda one: -int(one["sequence"])):
-        if record["identity"] == identity_of(setup, record):
-            dataset = record["about"]["dataset"]
+    for plan in sorted(stored_plans(folder), key=lambda one: -one.sequence):
+        if plan.identity == identity_of(setup, plan):
+            dataset = plan.info.dataset
             here = {
                 "path": redacted(str(source.path.resolve())),
                 "sha256": source.digest(),
                 "folders": [redacted(one) for one in dataset_folders(setup.config)],
             }
-            return record if {**dataset, **here} == dataset else None
+            return plan if {**dataset, **here} == dataset else None
     return None
 
 
@@ -233,14 +214,3 @@ def _has_equal_components(setup: Setup, info: CacheInfo, may_fetch: bool) -> boo
         components == info.components
         and json.loads(json.dumps(found.configs)) == info.configs
     )
-
-
-def _has_equal_files(setup: Setup, plans: Path, record: dict[str, Any]) -> bool:
-    """Return whether no file of a dataset was touched since the plan was written."""
-    files = SourceFiles.open(plans, record)
-    for samples, folders in planned_parts(setup, plans, record):
-        if not files.of_samples(samples).are_as_recorded(folders):
-            return False
-        if changed_folder(plans, record, folders, samples) is not None:
-            return False
-    return True

@@ -88,8 +88,8 @@ def _plan(contents: Contents, name: str | None) -> PlanContents:
         return named_plan(contents.plans, name)
     if not contents.plans:
         raise CacheError(contents.cache.folder, "contains no plan")
-    trained = [one for one in contents.plans if one.is_trained_on]
-    return [*contents.plans, *trained][-1]
+    # Those that are trained on last.
+    return sorted(contents.plans, key=lambda one: not one.stored.use)[-1]
 
 
 def choose(plan: PlanContents, rows: Sequence[range], limit: int) -> list[int]:
@@ -126,12 +126,11 @@ def _no_caption(row: int) -> str:
 
 
 def _facts(plan: PlanContents) -> list[str]:
-    identity = plan.record["identity"]
-    dataset = plan.about["dataset"]
+    identity = plan.stored.identity
     return [
         f"{identity['family']} {identity['variant']}, task {identity['task']}",
-        f"plan {plan.path.stem}",
-        f"{dataset['path']}",
+        f"plan {plan.stored.name}",
+        f"{plan.stored.info.dataset['path']}",
     ]
 
 

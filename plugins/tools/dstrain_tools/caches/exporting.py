@@ -14,10 +14,10 @@ from dstrain.cache import (
     Contents,
     FeatureCache,
     PlanContents,
+    make_folders,
     named_plan,
     open_contents,
     replacing,
-    shard_problem,
     temporary,
     write_part,
 )
@@ -53,7 +53,7 @@ def _export(contents: Contents, output: Path, names: Sequence[str]) -> None:
         raise CacheError(contents.cache.folder, "contains no plan")
     for plan in plans:
         if plan.lacks_values:
-            raise CacheError(plan.path, "needs values that the cache lacks")
+            raise CacheError(plan.stored.path, "needs values that the cache lacks")
     write = _tar if output.suffix == TAR else _folder
     with write(Path(os.path.abspath(output))) as (add, scratch):
         _add_all(contents, plans, add, scratch)
@@ -68,6 +68,7 @@ def _add_all(
 ) -> None:
     """Add the parts of a cache: the marker, shards with what is used, then the plans."""
     folder = contents.cache.folder
+    make_folders(scratch)
     add(MARKER, folder / MARKER)
     used = contents.used_by(plans)
     with progress_bar("export", len(contents.shards)) as progress:
@@ -75,34 +76,36 @@ def _add_all(
             there = np.flatnonzero((contents.shard == number) & used)
             kept = [one.tobytes().hex() for one in contents.addresses[there]]
             if len(kept) == contents.held[number]:
-                problem = shard_problem(folder, path)
-                if problem is not None:
-                    raise CacheError(problem.path, problem.what)
-                add(f"shards/{path.name}", path)
+                cache = FeatureCache.of_shards(folder, [path])
+                for address in cache:
+                    cache.read(address)
+                add(path.relative_to(folder).as_posix(), path)
             elif kept:
                 for part in write_part(folder, path, kept, FeatureCache(scratch)):
-                    add(f"shards/{part.name}", part)
+                    add(part.relative_to(scratch).as_posix(), part)
                     part.unlink()
             progress.update()
     # Plans may have columns in common.
-    for path in dict.fromkeys(path for plan in plans for path in plan.files):
-        add(f"plans/{path.name}", path)
+    for path in dict.fromkeys(path for plan in plans for path in plan.stored.parts):
+        add(path.relative_to(folder).as_posix(), path)
 
 
 @contextmanager
 def _tar(output: Path) -> Iterator[tuple[Add, Path]]:
     """Write a tar: equal contents give equal bytes, and nobody's name is in it."""
-    with _building(output.parent, output) as scratch, replacing(output) as building:
-        (scratch / "shards").mkdir()
-        with tarfile.open(building, "w:", format=tarfile.PAX_FORMAT) as tar:
+    with (
+        _building(output.parent, output) as scratch,
+        replacing(output) as building,
+        tarfile.open(building, "w:", format=tarfile.PAX_FORMAT) as tar,
+    ):
 
-            def add(name: str, path: Path) -> None:
-                member = tarfile.TarInfo(name)
-                member.size = path.stat().st_size
-                with path.open("rb") as file:
-                    tar.addfile(member, file)
+        def add(name: str, path: Path) -> None:
+            member = tarfile.TarInfo(name)
+            member.size = path.stat().st_size
+            with path.open("rb") as file:
+                tar.addfile(member, file)
 
-            yield add, scratch
+        yield add, scratch
 
 
 @contextmanager
@@ -110,10 +113,9 @@ def _folder(output: Path) -> Iterator[tuple[Add, Path]]:
     """Write a folder under a temporary name, and rename it."""
     with _building(output.parent, output) as building:
         scratch = building / "scratch"
-        for part in ("shards", "plans", "scratch/shards"):
-            (building / part).mkdir(parents=True)
 
         def add(name: str, path: Path) -> None:
+            (building / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(path, building / name)
             with (building / name).open("rb+") as file:
                 os.fsync(file.fileno())

@@ -6,25 +6,27 @@ moved into the cache, and after them the plans, which commit it.
 """
 
 import os
-import re
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
 
 from dstrain import CacheError, StateError, SystemFault
 from dstrain.cache import (
+    EXPORTED,
     MARKER,
+    PART,
     FeatureCache,
+    StoredPlan,
     check_is_cache,
     commit_plans,
+    is_cache,
     lock,
-    open_samples,
+    make_folders,
+    parts_in,
     plan_name,
-    readers,
     stored_plans,
     temporary,
     verified,
@@ -32,12 +34,6 @@ from dstrain.cache import (
 from dstrain.plugin import UsageError, remove_leftovers
 from dstrain.plugin.commands import as_size, number_of, shell_command
 
-NAME = re.compile(
-    r"store\.json|shards/[0-9a-f]{40}\.safetensors"
-    r"|plans/[0-9a-f]{40}\.json|plans/[0-9a-f]{32}\.arrow"
-)
-"""The files that an export has."""
-FOLDERS = ("shards", "plans")
 STRANGER = "it is not what `dstrain cache export` wrote, and nothing was imported"
 AGAIN = "export or copy it again; nothing was imported"
 
@@ -74,13 +70,10 @@ def import_cache(source: Path, folder: Path) -> None:
 
 def _check_target(folder: Path) -> None:
     """Raise StateError for a folder that is neither a feature cache nor empty."""
-    if not folder.is_dir():
-        return
-    if (folder / MARKER).exists():
+    if is_cache(folder):
         check_is_cache(folder)
-        return
     # The lock, and what a run that died has left, are hidden.
-    if any(not path.name.startswith(".") for path in folder.iterdir()):
+    elif folder.is_dir() and any(folder.glob("[!.]*")):
         what = f"is not empty, and not a feature cache: {MARKER} not found"
         raise StateError(folder, what, "name a new folder, or a feature cache")
 
@@ -90,8 +83,7 @@ def _staging(folder: Path) -> Iterator[Path]:
     """Yield an empty folder on the disk of the cache; OSError becomes SystemFault."""
     staged = temporary(folder / "import")
     try:
-        for part in FOLDERS:
-            (staged / part).mkdir(parents=True)
+        staged.mkdir(parents=True)
         yield staged
     except OSError as error:
         what = f"cannot import: {error.strerror or error}"
@@ -102,17 +94,17 @@ def _staging(folder: Path) -> Iterator[Path]:
 
 def _copy_folder(source: Path, staged: Path) -> None:
     check_is_cache(source)
-    paths = [source / MARKER]
-    for part in FOLDERS:
-        paths += sorted((source / part).glob("[!.]*"))
+    paths = parts_in(source)
     for path in paths:
         name = path.relative_to(source).as_posix()
-        if not NAME.fullmatch(name) or not S_ISREG(path.lstat().st_mode):
+        if not PART.fullmatch(name) or not S_ISREG(path.lstat().st_mode):
             what = f"contains {name}, which is no file of an export"
             raise StateError(source, what, STRANGER)
     _check_space(sum(path.stat().st_size for path in paths), staged)
     for path in paths:
-        shutil.copyfile(path, staged / path.relative_to(source))
+        target = staged / path.relative_to(source)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def _extract(source: Path, staged: Path) -> None:
@@ -135,10 +127,10 @@ def _check_member(
 ) -> None:
     """Raise StateError for anything but a file of an export, once."""
     name = member.name
-    if member.isdir() and name.rstrip("/") in FOLDERS:
+    if member.isdir() and name.rstrip("/") in EXPORTED:
         return
     reason = ""
-    if not NAME.fullmatch(name):
+    if not PART.fullmatch(name):
         reason = "which is no file of an export"
     elif not member.isreg() or member.issparse():
         reason = "which is not a regular file"
@@ -158,7 +150,6 @@ def _check_space(size: int, staged: Path) -> None:
 
 
 def _verified(source: Path, staged: Path) -> int:
-    """Read every byte; return the number of values."""
     try:
         found = verified(staged)
     except StateError as error:
@@ -169,45 +160,40 @@ def _verified(source: Path, staged: Path) -> int:
     return found.values
 
 
-def _plans(source: Path, staged: Path, folder: Path) -> list[Mapping[str, Any]]:
-    """Return the records that the cache will have of the imported plans, in order.
+def _plans(source: Path, staged: Path, folder: Path) -> list[StoredPlan]:
+    """Return the plans that the cache will have for the imported ones, in order.
 
     Raises StateError for two plans of one name, and for one that would replace a plan
     with other values.
     """
-    own = {path.stem: record for path, record in stored_plans(folder / "plans")}
-    imported = [record for _, record in stored_plans(staged / "plans")]
-    found: dict[str, Mapping[str, Any]] = {}
-    for record in sorted(imported, key=lambda record: int(record["sequence"])):
-        name = plan_name(record)
+    own = {plan.name: plan for plan in stored_plans(folder)}
+    found: dict[str, StoredPlan] = {}
+    for plan in sorted(stored_plans(staged), key=lambda plan: plan.sequence):
+        name = plan_name(plan.record)
         if name in found:
             raise StateError(source, f"contains plan {name} twice", STRANGER)
-        found[name] = record
-        if name in own and _is_usable(folder, own[name]):
-            if not _has_equal_values(staged, record, folder, own[name]):
-                raise _other_values(source, folder, name)
+        found[name] = plan
+        has_equal = _has_equal_values(plan, own[name]) if name in own else None
+        if has_equal is False:
+            raise _other_values(source, folder, name)
+        if has_equal:
             # It knows the files of the dataset as they are here.
             found[name] = own[name]
     return list(found.values())
 
 
-def _is_usable(folder: Path, record: Mapping[str, Any]) -> bool:
-    """Return whether the samples of a plan are not damaged."""
+def _has_equal_values(plan: StoredPlan, own: StoredPlan) -> bool | None:
+    """Return whether two plans have the same samples and previews; None if those of the
+    second one are damaged.
+    """
     try:
-        open_samples(folder / "plans", record)
+        digest = own.samples().digest
     except CacheError:
-        return False
-    return True
-
-
-def _has_equal_values(
-    staged: Path, record: Mapping[str, Any], folder: Path, own: Mapping[str, Any]
-) -> bool:
-    """Return whether two plans have the same samples and previews."""
-    samples = open_samples(staged / "plans", record)
-    own_samples = open_samples(folder / "plans", own)
-    previews = [one["about"]["prompt_rows"] for one in (record, own)]
-    return samples.digest == own_samples.digest and previews[0] == previews[1]
+        return None
+    return (
+        plan.samples().digest == digest
+        and plan.info.prompt_rows == own.info.prompt_rows
+    )
 
 
 def _other_values(source: Path, folder: Path, name: str) -> StateError:
@@ -223,20 +209,19 @@ def _other_values(source: Path, folder: Path, name: str) -> StateError:
     )
 
 
-def _move(staged: Path, folder: Path, plans: Sequence[Mapping[str, Any]]) -> None:
-    """Move the marker and the shards, then write the plans."""
+def _move(staged: Path, folder: Path, plans: Sequence[StoredPlan]) -> None:
+    """Move the marker and what plans need, then write the plans."""
+    records = {plan.path for plan in stored_plans(staged)}
+    marker, *paths = parts_in(staged)
     # First: a folder with anything else in it is taken for somebody's.
-    if not (folder / MARKER).exists():
-        (staged / MARKER).replace(folder / MARKER)
-    for part in (*FOLDERS, "index"):
-        (folder / part).mkdir(exist_ok=True)
-        remove_leftovers(folder / part)
-    moved = [*(staged / "shards").iterdir(), *(staged / "plans").glob("*.arrow")]
-    for path in sorted(moved):
+    if not is_cache(folder):
+        marker.replace(folder / marker.name)
+    make_folders(folder)
+    for path in sorted({*paths} - records):
         with path.open("rb+") as file:
             os.fsync(file.fileno())
         # One of this name has the same values, or is damaged.
         path.replace(folder / path.relative_to(staged))
     # Opened after that: it must know the shards.
-    FeatureCache.open(folder).write_index(bool(readers(folder)))
-    commit_plans(folder / "plans", plans)
+    FeatureCache.open(folder).write_index()
+    commit_plans(folder, [plan.record for plan in plans])

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from dstrain import StateError
-from dstrain.cache import readers
-from dstrain.cache.in_use import exclusive
+from dstrain.cache.in_use import exclusive, readers
 from dstrain.cli.main import main
 from dstrain_tools.caches.contact_sheet import Wanted, show
 from dstrain_tools.caches.exporting import export

@@ -9,6 +9,7 @@ from dstrain import StateError, UsageError
 from dstrain.cache import FeatureCache, ShardWriter
 from dstrain.cache.commands.listing import listing
 from dstrain.cache.commands.prune import prune
+from dstrain.cache.index import create_cache
 from dstrain.cache.shards import read_shard
 from dstrain.config import as_size
 from dstrain.storage import lock, temporary
@@ -35,7 +36,7 @@ def old_plan(place: Place) -> str:
 def in_a_shard_too(place: Place, addresses: list[str]) -> Path:
     """Put a shard into the cache that has these of its values too."""
     other = FeatureCache.open(place.cache)
-    FeatureCache.create(place.folder / "other")
+    create_cache(place.folder / "other")
     about = read_shard(place.shards[0]).about
     writer = ShardWriter(FeatureCache.open(place.folder / "other"), about)
     for address in addresses:

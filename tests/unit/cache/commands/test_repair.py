@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from dstrain import StateError, SystemFault
-from dstrain.cache import FeatureCache, commit_plans
+from dstrain.cache import FeatureCache, stored_plans
 from dstrain.cache.commands.verify import repair, verify
-from dstrain.cache.plan_files import read_record
+from dstrain.cache.plan_files import commit_plans, read_record
 from dstrain.cli.main import main
 
 from tests.support.caching_project import plain
@@ -37,7 +37,8 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 def rows(folder: Path) -> list[object]:
-    return list(FeatureCache.open(folder).plan_rows(only(folder, "plans/*.json")))
+    (plan,) = stored_plans(folder)
+    return list(plan.samples())
 
 
 def there(folder: Path) -> list[Path]:
@@ -196,7 +197,7 @@ def test_what_a_plan_records_is_a_quoted_command_of_one_line_or_none(
     plan = only(cache, "plans/*.json")
     record = read_record(plan)
     record["about"]["config"] = config
-    commit_plans(plan.parent, [record])
+    commit_plans(cache, [record])
     damage(only(cache, "shards/*"), -3)
     with pytest.raises(StateError) as caught:
         mended(cache)

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from dstrain import StateError, SystemFault
-from dstrain.cache import commit_plans, readers
+from dstrain.cache import stored_plans
 from dstrain.cache.commands.listing import listing
 from dstrain.cache.commands.verify import verify
-from dstrain.cache.in_use import exclusive
-from dstrain.cache.plan_files import open_part, read_record
+from dstrain.cache.in_use import exclusive, readers
+from dstrain.cache.plan_files import commit_plans
 from dstrain.storage import write_columns
 
 from tests.support.caching_project import Place, noise_image, write_rows
@@ -120,15 +120,15 @@ def test_damage_of_what_is_derived_is_named(place: Place, capsys: Printed) -> No
 
 
 def test_a_literal_that_is_none_is_named(place: Place, capsys: Printed) -> None:
-    (plan,) = place.plans
-    record = read_record(plan)
-    table = open_part(plan.parent, record, "samples")
+    (plan,) = stored_plans(place.cache)
+    table = plan.columns("samples")
     columns = {name: table.column(name).combine_chunks() for name in table.column_names}
     columns["literal height"] = pa.array(['{"tensor": "x"}'] * 4).dictionary_encode()
     batch = pa.record_batch(columns)
-    record["columns"]["samples"] = write_columns(plan.parent, batch.schema, [batch])
-    commit_plans(plan.parent, [record])
-    assert problems(place.cache, capsys).keys() == {plan}
+    folder = plan.path.parent
+    plan.record["columns"]["samples"] = write_columns(folder, batch.schema, [batch])
+    commit_plans(place.cache, [plan.record])
+    assert problems(place.cache, capsys).keys() == {plan.path}
 
 
 @pytest.mark.parametrize("name", ["ls", "verify"])

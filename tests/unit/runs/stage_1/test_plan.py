@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.cache import SourceFiles, open_samples, stored_plans
+from dstrain.cache import StoredPlan, stored_plans
+from dstrain.cache.source_files import are_as_recorded
 
 from tests.support.caching_project import (
     log_units,
@@ -15,9 +16,9 @@ from tests.support.caching_project import (
 from tests.support.runs import project, train
 
 
-def plan_of(cache: Path) -> tuple[Path, dict[str, Any]]:
-    ((path, record),) = stored_plans(cache / "plans")
-    return path, record
+def plan_of(cache: Path) -> StoredPlan:
+    (plan,) = stored_plans(cache)
+    return plan
 
 
 def test_a_plan_has_a_line_for_each_row_and_each_file_once_by_its_place_in_a_folder(
@@ -34,16 +35,15 @@ def test_a_plan_has_a_line_for_each_row_and_each_file_once_by_its_place_in_a_fol
     images += ["deep/4.png", "5.png"]
     write_rows(place.data, [{"image": image, "prompt": "a"} for image in images])
     place.fill(dataset_root=(other,))
-    path, record = plan_of(place.cache)
-    rows = open_samples(path.parent, record)
+    plan = plan_of(place.cache)
+    rows = plan.samples()
     assert [(line["row"], line["line"]) for line in rows] == [
         (row, row + 2) for row in range(6)
     ]
-    files = SourceFiles.open(path.parent, record)
-    places = files.table.column("place").to_pylist()
+    places = plan.files().table.column("place").to_pylist()
     names = ["0.png", "1.png", "2.png", "5.png", "deep/4.png"]
     assert sorted(places) == [name.encode() for name in names]
-    assert files.are_as_recorded([str(place.data), str(other)])
+    assert are_as_recorded(plan, range(6), [str(place.data), str(other)])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_words_of_stage_1_are_recorded_with_their_folder(
     cache = tmp_path / "cache"
     given = {"task": "sft:data_process", "feature_cache": cache, "overwrite": True}
     train(tmp_path, **{**given, **flags})
-    (words, folder) = map(plan_of(cache)[1]["about"]["config"].get, ("words", "folder"))
+    (words, folder) = map(plan_of(cache).info.config.get, ("words", "folder"))
     assert folder == str(tmp_path)
     assert words[:2] == ["--model", "tiny"]
     assert words[words.index("--task") + 1] == "sft:data_process"

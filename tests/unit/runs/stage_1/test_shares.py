@@ -5,7 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from dstrain.cache import FeatureCache, as_text
+from dstrain.cache import FeatureCache
+from dstrain.cache.addresses import as_text
 from dstrain.runs import data_process
 
 from tests.support.caching_family import runs
