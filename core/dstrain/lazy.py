@@ -15,7 +15,7 @@ from dstrain.console import silenced
 OPTIONAL = ("bitsandbytes", "torchao")
 """Optional libraries that others import where they are installed."""
 ASKING = frozenset({"diffusers", "transformers", "peft"})
-"""Those others, which note what is installed."""
+"""The libraries that import these, and note what is installed."""
 _is_own_process: ContextVar[bool] = ContextVar("own_process", default=False)
 
 

@@ -398,11 +398,11 @@ def dstrain_forms(options): return [Zip()]
                                          "dstrain_defaults(options): return [Defaults('it', {'seed': ['1']})]", 2)),
     ("a default of no option", hooked("it:sead: ",
         "dstrain_defaults(options): return [Defaults('it', {'sead': '1'})]", 2)),
-    ("a LoRA type of our name", offering("its loratype 'lora' has the same name", "LoraType", "lora")),
+    ("a LoRA type of our name", offering("its LoRA type 'lora' has the same name", "LoraType", "lora")),
     ("a LoRA type that is a text", hooked("dstrain_lora_types failed: TypeError: returned str, not LoraType",
                                           "dstrain_lora_types(): return ['hra']")),
     ("LoRA types that raise", hooked("dstrain_lora_types failed: ZeroDivisionError", "dstrain_lora_types(): 1 / 0")),
-    ("a LoRA format of our name", offering("its loraformat 'diffusers' has the same name", "LoraFormat", "diffusers")),
+    ("a LoRA format of our name", offering("its LoRA format 'diffusers' has the same name", "LoraFormat", "diffusers")),
     ("LoRA formats that raise", hooked("dstrain_lora_formats failed: ZeroDivisionError",
                                        "dstrain_lora_formats(): 1 / 0")),
 )  # fmt: skip

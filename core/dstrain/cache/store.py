@@ -112,7 +112,7 @@ class FeatureCache:
 
     folder: Path
     index: Index = field(default_factory=lambda: Index.merged([]))
-    """That on disk, with the values of shards that it does not cover."""
+    """The index on disk, with the values of shards that it does not cover."""
     _verified: Tensor = field(init=False)
     """Shared memory: a byte for each value, 1 once its digest was verified."""
     _files: MappedShards = field(init=False)

@@ -18,7 +18,7 @@ Kept = TypeVar("Kept")
 NAMED = re.compile(r"--([a-z]\w+)")
 """A flag in a message."""
 COMMAND = "dstrain --"
-"""In the line of a message that is a command to type."""
+"""How the line of a message begins in which a command is to be typed."""
 
 
 def converted(

@@ -20,7 +20,7 @@ class LearningRates:
     """The learning rates of a run."""
 
     others: float | None
-    """That of what `by_name` does not name."""
+    """The number of what `by_name` does not name."""
     by_name: dict[str, float] = field(default_factory=dict)
     """Component, or dotted part of one -> its learning rate."""
 

@@ -47,7 +47,7 @@ MASK = "mask"
 the loss.
 """
 TENSORS_VERSION = 1
-"""As that of images."""
+"""Raised when what is read of a file of tensors becomes something else."""
 TENSORS = "tensors"
 """The parameter of a file of tensors: their names and shapes."""
 

@@ -125,7 +125,7 @@ class Dataset:
     groups: Groups
     """The number of the signature of each variant, the same for all of a sample."""
     signatures: Sequence[Signature]
-    """Those of the samples, in the order of the first that has them."""
+    """The signatures of the samples, in the order of the first that has them."""
     weights: SampleIds
     """How probable each variant is, in proportion to the others of its sample."""
     cropped: Sequence[float]

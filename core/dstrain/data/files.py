@@ -52,7 +52,7 @@ class DataRoots:
     folders: tuple[str, ...]
     """Real paths; relative names are looked for in each."""
     forms: tuple[Form, ...] = ()
-    """They fetch what has a URL."""
+    """The forms that fetch what has a URL."""
     names_in: Callable[[str], Mapping[str, str]] = field(
         default_factory=lambda: cache(_names_in), compare=False
     )

@@ -42,7 +42,7 @@ class Fault:
     """What is wrong with a row, or with one cell of it."""
 
     row: int
-    """From 0."""
+    """The number of the row, from 0."""
     column: str
     """'' for the row as a whole."""
     reason: str

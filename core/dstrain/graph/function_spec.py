@@ -54,7 +54,7 @@ class FunctionSpec:
     components: tuple[str, ...] = ()
     """Names of the components and of the context that it uses."""
     version: int = 0
-    """That of what it computes, as `versioned` has it; 0 stands for none."""
+    """The version of what it computes, as `versioned` has it; 0 stands for none."""
 
     @classmethod
     def of(

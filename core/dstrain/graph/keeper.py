@@ -53,11 +53,11 @@ class KeptBytes:
     """Where the bytes of a component's weights are."""
 
     device: int
-    """Those that are always on the device."""
+    """The bytes that are always on the device."""
     ram: int = 0
-    """Those in RAM."""
+    """The bytes that are in RAM."""
     used: int = 0
-    """Those that are also on the device while a unit or decoder uses the component."""
+    """The bytes that are on the device, too, while a unit or decoder uses the component."""
 
 
 class Keeper:
@@ -178,9 +178,9 @@ class KeeperRequest:
     denoisers: Sequence[str] = ()
     """The components of the variant that predict: one, or the experts."""
     used: Collection[str] = ()
-    """Those that are loaded and that units or decoders use."""
+    """The components that are loaded and that units or decoders use."""
     in_steps: Collection[str] = ()
-    """Those that training steps use; () for a command that does not train."""
+    """The components that training steps use; () for a command that does not train."""
     full: Sequence[str] = ()
     """What is trained in full: components, or parts such as dit.blocks.3."""
     lora: Mapping[str, str] = field(default_factory=dict)

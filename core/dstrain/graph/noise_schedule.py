@@ -30,9 +30,9 @@ class FlowMatchSchedule:
     whose mu grows linearly from `base_mu` at `base_tokens` to `max_mu` at `max_tokens`.
     """
     base_mu: float | None = None
-    """By default 0.5."""
+    """None stands for 0.5."""
     max_mu: float | None = None
-    """By default 1.15."""
+    """None stands for 1.15."""
     base_tokens: int = 256
     max_tokens: int = 4096
     training_mu: float = 0.8

@@ -23,9 +23,9 @@ class UnitStages(NamedTuple):
     """The units of the two stages of split training, each in the order in which they run."""
 
     data_process: tuple[Unit, ...]
-    """Those whose outputs are the same in every epoch, so that they can be stored."""
+    """The units whose outputs are the same in every epoch, so that they can be stored."""
     train: tuple[Unit, ...]
-    """Those that run in each step."""
+    """The units that run in each step."""
 
 
 def split_units(

@@ -93,7 +93,7 @@ class Component:
     these are better stored in 8.
     """
     version: int = 0
-    """That of what the family's code makes of its files: raise it when that is something
+    """The version of what the family's code makes of its files: raise it when that is something
     else. With 0, the code counts of the module that declares it and of what that imports.
     """
     lora: tuple[LoraKeyFormat, ...] = ()

@@ -114,7 +114,8 @@ class Extensions:
                 self._note(f"{plugin.where}: {hook} failed: {described(error)}")
                 continue
             for item in items:
-                word = f"{plugin.where}: its {kind.__name__.lower()} {item.name!r}"
+                what_it_is = kind.__name__.lower().replace("lora", "LoRA ")
+                word = f"{plugin.where}: its {what_it_is} {item.name!r}"
                 if item.name in own:
                     what = "has the same name as one of dstrain's own, and is ignored"
                     self._note(f"{word} {what}")

@@ -42,7 +42,7 @@ class Images:
     found: Found
     """The files that they need beside what is trained."""
     pipeline: Pipeline | None = None
-    """In the main process, once it is loaded."""
+    """The pipeline, in the main process and once it is loaded."""
     values: list[dict[str, Any]] = field(default_factory=list)
     """The cached values of each."""
     adapters: list[Callable[[], AbstractContextManager[object]]] = field(

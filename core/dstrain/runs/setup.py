@@ -404,7 +404,7 @@ class DatasetPart:
     setup: Setup
     """The run with this dataset alone."""
     options: DatasetOptions
-    """Those of the dataset."""
+    """The options of the dataset."""
 
     @property
     def dataset(self) -> Dataset:

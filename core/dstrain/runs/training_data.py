@@ -55,7 +55,7 @@ class TrainingData:
     cache_info: CacheInfo | None = None
     """The record of the run that filled the feature cache; stage 2 only."""
     sizes: Sequence[GroupSize] = ()
-    """Those of the samples of each signature; () where stage 1 did not record them."""
+    """The sizes of the samples of each signature; () where stage 1 did not record them."""
     rows_of_parts: Sequence[int] = ()
     """The rows of each of the datasets."""
 

@@ -96,7 +96,7 @@ class Position:
     draws: int
     """Draws before it."""
     queued: Sequence[int]
-    """Those of these draws that no full batch has, by signature."""
+    """The draws among these that no full batch has, by signature."""
 
 
 class RepeatedRows(NamedTuple):

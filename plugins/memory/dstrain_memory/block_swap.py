@@ -61,7 +61,7 @@ class BlockSwap:
         """
         self.blocks: list[SwappedBlock] = []
         self.present: dict[int, SwappedBlock] = {}
-        """Those whose weights are on the device, by number."""
+        """The blocks whose weights are on the device, by number."""
         self._is_cuda = device.type == "cuda"
         self._device = device
         self._copies: Any = None

@@ -115,7 +115,7 @@ class Offload(InRam):
     """Keeps components in RAM, each on the device only while a unit or decoder uses it."""
 
     offloaded: Collection[str]
-    """Those that are loaded."""
+    """The components of --offload_models that are loaded."""
     named: Collection[str]
     """What the flag names, with components that another stage loads."""
     _here: Mapping[str, ComponentInRam] = field(default_factory=dict, init=False)

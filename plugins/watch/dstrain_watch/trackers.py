@@ -15,7 +15,7 @@ TRACKERS = (
     "mlflow",
     "trackio",
 )
-"""Those that accelerate knows, by the names of their libraries."""
+"""The trackers that accelerate knows, by the names of their libraries."""
 FINISH_SECONDS = 300
 """How long Weights & Biases may send what is left when the run ends."""
 NO_METADATA = MappingProxyType(

@@ -58,13 +58,13 @@ class Source:
     base: Path
     """The folder in which the files are that rows name."""
     files: tuple[Path, ...] = ()
-    """Those that a plugin's form reads, in the order of their rows."""
+    """The files that a plugin's form reads, in the order of their rows."""
     left_out: tuple[str, ...] = ()
     """Splits beside that of the files, which are not read."""
     roots: tuple[Path, ...] = ()
     """Folders beside `base` that links in a folder may lead to."""
     parts: tuple["Source", ...] = ()
-    """Those of several datasets; `path` and `base` are of the first one."""
+    """The sources of several datasets; `path` and `base` are of the first one."""
     reader: "Form | None" = field(default=None, compare=False)
     """The form of a plugin, which reads `files`; found by its name."""
 

@@ -34,7 +34,7 @@ class RemoteFile:
     """A file as a hub lists it."""
 
     size: int
-    """In bytes."""
+    """The size in bytes."""
     digest: str
     """"sha256:..." of its bytes; '' or one of another kind is not compared."""
 

@@ -44,7 +44,7 @@ class PlannedRows:
     plans: Sequence[Plan]
     """One for each set of inputs."""
     prompt_plans: Sequence[Plan] = ()
-    """Those of the rows that plugins add."""
+    """The plans of the rows that plugins add."""
     place: Path | None = None
     """Where its rows are; None if that is not known."""
     count: int = 0
@@ -58,7 +58,7 @@ class PlannedRows:
     largest: LargestSample | None = None
     """Its largest sample, if it is known."""
     sizes: Sequence[GroupSize] = ()
-    """Those of the samples of each signature, as far as they are known."""
+    """The sizes of the samples of each signature, as far as they are known."""
     dataset: Dataset | None = None
     """Its samples, where rows were read."""
     data: TrainingData | None = None

@@ -69,7 +69,7 @@ class PlannedRun:
     steps: int | None
     """Optimizer steps; None if they are not known."""
     steps_per_epoch: int | None
-    """Those of an epoch; None if they are not known."""
+    """The steps of an epoch; None if they are not known."""
     typed: TrainConfig
     """Its options as they were given, where files that they name are not here."""
     components: Mapping[str, PlannedComponent] = field(default_factory=dict)

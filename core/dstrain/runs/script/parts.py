@@ -125,7 +125,7 @@ class OwnParts:
 
 
 NO_PARTS = OwnParts()
-"""Those of the command line."""
+"""The parts of a run of the command line."""
 
 
 LOSS = "validation_loss"

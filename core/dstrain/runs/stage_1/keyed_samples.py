@@ -115,10 +115,10 @@ class KeyedSamples:
     components: Mapping[str, str]
     """Component -> digest of its files, its configuration and the family's code for it."""
     digests: Digests
-    """Those of the files of the dataset."""
+    """The digests of the dataset's files."""
     model_digests: ModelDigests
     samples: AddressedSamples
-    """Those of the dataset, then one for each row that plugins add."""
+    """The samples of the dataset, then one for each row that plugins add."""
 
     def addresses(self) -> Iterator[tuple[int, Collection[str]]]:
         """Yield the row of each sample with the addresses of its values."""

@@ -8,7 +8,7 @@ from dstrain.config.options import Hub, Precision
 MODEL_ID = "Qwen/Qwen-Image"
 """Whose text encoder is a whole Qwen2.5-VL, which users of that family have already."""
 QUANTIZE_CHOICES = ("fp8", "int8_block", "bitsandbytes_nf4")
-"""Those of the methods of dstrain that suit a language model."""
+"""The methods of dstrain that suit a language model."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ TRAJECTORY = "trajectory"
 DISTILL = OWN_TASKS["direct_distill"].inputs
 """The columns that direct distillation reads."""
 NOISE = ("seed", "rand_device")
-"""Those of them that decide a row's initial noise."""
+"""The columns that decide a row's initial noise."""
 NAME_LENGTH = 16
 
 
