@@ -16,7 +16,9 @@ import torch
 from accelerate import Accelerator
 from dstrain import ModelConfig, Pipeline, SampleKey, TrainConfig, TrainingModule, run
 from dstrain.cli.main import main
-from dstrain.data import convert, load_cell, write_video
+from dstrain.data import load_cell
+from dstrain.data.images import convert
+from dstrain.data.output import write_video
 from dstrain.distributed import ProcessGroup
 from dstrain.plugin import Frames
 from dstrain.runs import open_training_data, prepare

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from dstrain import Frames, TrainConfig, UsageError, run
-from dstrain.data import write_video
+from dstrain.data.output import write_video
 from dstrain.runs import Setup
 from dstrain.runs.dry_run.summary import plan_run
 from dstrain.runs.resolve import resolve

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from dstrain.pipeline import inference_sigmas
 from dstrain.storage import write_tensors
-from dstrain.training import LATENTS, SIGMAS
+from dstrain.training.losses import LATENTS, SIGMAS
 
 from tests.support.runs import opened, project
 

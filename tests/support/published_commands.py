@@ -21,9 +21,9 @@ from dstrain.models import (
     NATIVE,
     component_at,
     components_of,
-    from_checkpoint,
     to_checkpoint,
 )
+from dstrain.models.formats import from_checkpoint
 from dstrain.models.naming import model_configs
 from dstrain.models.weight_files import TORCH_SUFFIXES
 from dstrain.plugin import CheckpointFormat, Component, ModelFamily, same_config

@@ -3,18 +3,19 @@
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from dstrain.config.options import GenerateConfig
-from dstrain.config.options.data import OnLongPrompt
 from dstrain.console import get_logger
-from dstrain.data import DataConfig, FrameSampling, Resolution, Table, load_cell
-from dstrain.data.row_checks import check_rows
+from dstrain.data import Resolution, Table, load_cell
+from dstrain.data.clips import FrameSampling
+from dstrain.data.row_checks import DataConfig, check_rows
 from dstrain.data.table import RawValue
 from dstrain.errors import UsageError, nearest
-from dstrain.graph import Column, LongPrompt, PipelineSpec, as_column
+from dstrain.graph import Column, LongPrompt, PipelineSpec, noticing_long_prompts
+from dstrain.graph.inputs import as_column
 
 logger = get_logger(__name__)
 NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
@@ -91,8 +92,8 @@ def _parse(
     table = Table(Path("--input"), tuple(row), (row,), (1,))
     # Paths are absolute: any of them is inside the root folder.
     files = data_config(config, Path(os.sep))
-    dataset = check_rows(table, files, columns)
-    return {name: load_cell(dataset.rows[0][name]) for name in columns}
+    (cells,) = check_rows(table, files, columns).rows
+    return {name: load_cell(cells[name]) for name in columns}
 
 
 def _cell(texts: list[str], column: Column) -> RawValue:
@@ -113,9 +114,13 @@ def data_config(config: GenerateConfig, folder: Path) -> DataConfig:
     return DataConfig(folder, None, None, size, sampling=frames)
 
 
-def notice(mode: OnLongPrompt, where: str, found: LongPrompt) -> None:
-    """Warn of a prompt that is cut, or raise UsageError, as --on_long_prompt says."""
-    if mode == "error" and not found.usual:
-        advice = "shorten it, or give --on_long_prompt truncate"
-        raise UsageError(where, str(found), advice)
-    logger.warning(f"{where}: {found}")
+def noticing(config: GenerateConfig, where: str) -> AbstractContextManager[None]:
+    """Within, warn of a prompt that is cut, or raise UsageError, as --on_long_prompt says."""
+
+    def notice(found: LongPrompt) -> None:
+        if config.on_long_prompt == "error" and not found.usual:
+            advice = "shorten it, or give --on_long_prompt truncate"
+            raise UsageError(where, str(found), advice)
+        logger.warning(f"{where}: {found}")
+
+    return noticing_long_prompts(notice)

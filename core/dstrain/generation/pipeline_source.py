@@ -21,7 +21,6 @@ from dstrain.models import (
     Files,
     Found,
     ModelConfig,
-    component_digests,
     components_of,
     default_device,
     precision,
@@ -29,6 +28,7 @@ from dstrain.models import (
 )
 from dstrain.models.device import attention_backend
 from dstrain.models.naming import model_configs
+from dstrain.models.needed_components import component_digests
 from dstrain.pipeline import (
     Pipeline,
     choose_variant,

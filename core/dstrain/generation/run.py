@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from glob import escape
 from pathlib import Path
 from pkgutil import resolve_name
@@ -13,12 +12,11 @@ from dstrain.config import as_size, validate, with_run_options
 from dstrain.config.options import GenerateConfig
 from dstrain.config.plugin_options import generator_of
 from dstrain.console import fitted, number_of, progress_bar, redacted, retitle
-from dstrain.data import save_image_or_video
-from dstrain.data.output import check_output, output_paths
+from dstrain.data.output import check_output, output_paths, save_image_or_video
 from dstrain.errors import MissingFiles, UsageError
-from dstrain.generation.inputs import naming_flags, notice, parse_arguments
+from dstrain.generation.inputs import naming_flags, noticing, parse_arguments
 from dstrain.generation.pipeline_source import PipelineSource, check_used, open_source
-from dstrain.graph import NEGATIVE, noticing_long_prompts
+from dstrain.graph import NEGATIVE
 from dstrain.models import default_device
 from dstrain.models.component_files import named_models
 from dstrain.pipeline import Pipeline, plan_inference
@@ -131,9 +129,7 @@ def generate_one(config: GenerateConfig) -> None:
                     retitle(progress, "decode")
 
             arguments["on_step"] = on_step
-            with noticing_long_prompts(
-                partial(notice, config.on_long_prompt, "--prompt")
-            ):
+            with noticing(config, "--prompt"):
                 output = pipeline(**arguments)
         save_image_or_video(output, config.output, description(source, call))
         for path in output_paths(output, config.output):

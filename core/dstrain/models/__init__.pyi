@@ -14,20 +14,21 @@ from dstrain.models.formats import (
     NATIVE as NATIVE,
     Config as Config,
     Shapes as Shapes,
-    from_checkpoint as from_checkpoint,
     to_checkpoint as to_checkpoint,
 )
-from dstrain.models.functional import (
-    check_sides as check_sides,
-    override_positional_args as override_positional_args,
-    pack as pack,
-    unpack as unpack,
+from dstrain.models.hub.clients import chosen_hub as chosen_hub
+from dstrain.models.hub.fetching import fetch as fetch
+from dstrain.models.hub.model_source import ModelSource as ModelSource
+from dstrain.models.naming.folders import weight_sets as weight_sets
+from dstrain.models.naming.location import (
+    located as located,
+    pipeline_class as pipeline_class,
 )
 from dstrain.models.needed_components import (
     Found as Found,
-    component_digests as component_digests,
     find as find,
 )
 from dstrain.models.network_files import empty_component as empty_component
 from dstrain.models.toy import write_toy as write_toy
 from dstrain.models.weights import recognize as recognize
+from dstrain.storage.safetensors import opened as opened

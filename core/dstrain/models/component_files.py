@@ -53,6 +53,12 @@ class ModelConfig:
         return ModelSource(self.model_id, self.revision, self.hub)
 
     @property
+    def first(self) -> str:
+        """Return the first of its paths; '' for the files of a published model."""
+        path = self.path or ""
+        return path if isinstance(path, str) else path[0]
+
+    @property
     def pattern(self) -> str:
         """Return the pattern of file names; by default all files in no folder."""
         return self.origin_file_pattern or "*"
@@ -228,8 +234,7 @@ def _parts(
 
 def component_at(config: ModelConfig, components: Sequence[Component]) -> str:
     """Return the component that the place of files tells; '' if it tells none."""
-    path = config.path or ""
-    first = Path(path if isinstance(path, str) else path[0])
+    first = Path(config.first)
     for component in components:
         if config.model_id is not None:
             fits = component.is_published_as(config.pattern)

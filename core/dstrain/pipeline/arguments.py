@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from dstrain.console import number_of
-from dstrain.data import convert
+from dstrain.data.images import convert
 from dstrain.errors import UsageError
 from dstrain.graph import Column, Frames, Input, Measured
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from dstrain.data import save_image_or_video
+from dstrain.data.output import save_image_or_video
 from dstrain.graph import Frames
 
 

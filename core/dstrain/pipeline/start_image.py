@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dstrain.data import Resolution, convert, cover, fit
-from dstrain.data.images import Size
+from dstrain.data.images import Resolution, Size, convert, cover, fit
 from dstrain.errors import UsageError
 from dstrain.graph import Column, Frames, Measured, PipelineSpec
-from dstrain.models import check_sides
+from dstrain.models.functional import check_sides
 from dstrain.pipeline.arguments import sizes_of
 from dstrain.pipeline.loss_masks import LATENTS
 

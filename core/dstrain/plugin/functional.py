@@ -2,17 +2,14 @@
 patching, guidance, adapters, blocks and stored layers.
 """
 
-from dstrain.data import convert as convert_image, cover as cover_image, white_pixels
+from dstrain.data.images import (
+    convert as convert_image,
+    cover as cover_image,
+    white_pixels,
+)
 from dstrain.graph import LongPrompt
 from dstrain.graph.long_prompts import check_length, report_long_prompt
-from dstrain.models import (
-    StoredLinear,
-    check_sides,
-    empty_component,
-    override_positional_args,
-    pack,
-    unpack,
-)
+from dstrain.models import StoredLinear, empty_component
 from dstrain.models.execution import (
     around_blocks,
     checkpoint_through,
@@ -21,10 +18,14 @@ from dstrain.models.execution import (
 from dstrain.models.functional import (
     apply_guidance,
     as_uint8,
+    check_sides,
     images_to_tensor,
     latents_mean_std,
+    override_positional_args,
+    pack,
     tensor_to_image,
     to_minus_one_one,
+    unpack,
 )
 
 __all__ = (

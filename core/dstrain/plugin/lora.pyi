@@ -51,12 +51,15 @@ from dstrain.models import (
     Config as Config,
     components_of as components_of,
     empty_component as empty_component,
-    from_checkpoint as from_checkpoint,
     recognize as recognize,
     to_checkpoint as to_checkpoint,
 )
 from dstrain.models.configs import recorded_config as recorded_config
-from dstrain.models.formats import checkpoint_shapes as checkpoint_shapes, fits as fits
+from dstrain.models.formats import (
+    checkpoint_shapes as checkpoint_shapes,
+    fits as fits,
+    from_checkpoint as from_checkpoint,
+)
 from dstrain.registry import load_family as load_family
 from dstrain.storage import (
     CHECKSUM as CHECKSUM,

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dstrain.lora import LoraConfig, inject
-from dstrain.models import from_checkpoint, to_checkpoint
-from dstrain.models.formats import CheckpointFormat
+from dstrain.models.formats import CheckpointFormat, from_checkpoint, to_checkpoint
 
 PAIRS = (
     ("lora_down.weight", "lora_up.weight"),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dstrain.data import write_video
+from dstrain.data.output import write_video
 from dstrain.errors import UsageError
 from dstrain.graph import (
     Column,

@@ -15,12 +15,7 @@ from dstrain.training.held_out import (
     with_skipped_rows as with_skipped_rows,
 )
 from dstrain.training.loader import load_batches as load_batches
-from dstrain.training.losses import (
-    LATENTS as LATENTS,
-    OWN_TASKS as OWN_TASKS,
-    SFT as SFT,
-    SIGMAS as SIGMAS,
-)
+from dstrain.training.losses import OWN_TASKS as OWN_TASKS, SFT as SFT
 from dstrain.training.memory import (
     LESS_MEMORY as LESS_MEMORY,
     collect_memory as collect_memory,

@@ -23,7 +23,7 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.pipelines.flux import pipeline_flux_img2img
 from dstrain import Pipeline
-from dstrain.models import pack, unpack
+from dstrain.plugin.functional import pack, unpack
 from dstrain.testing import Conformance
 from dstrain_flux import MODEL
 from PIL import Image

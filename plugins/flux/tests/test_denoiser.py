@@ -9,8 +9,9 @@ import torch
 from diffusers import FluxPipeline
 from dstrain import LoraConfig, UsageError
 from dstrain.lora import inject
-from dstrain.models import components_of, pack, unpack
+from dstrain.models import components_of
 from dstrain.models.execution import enable_checkpointing
+from dstrain.plugin.functional import pack, unpack
 from dstrain_flux import LORA_ALIASES, MODEL
 from torch import Tensor
 

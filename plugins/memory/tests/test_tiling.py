@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dstrain import UsageError
 from dstrain.graph.keepers import Keepers
-from dstrain.models import Found, component_digests
+from dstrain.models.needed_components import Found, component_digests
 from dstrain.plugin import (
     Component,
     DiffusersNetwork,

@@ -32,7 +32,7 @@ from diffusers.pipelines.qwenimage import (
     pipeline_qwenimage_layered,
 )
 from dstrain import Pipeline
-from dstrain.models import pack as pack_image, unpack as unpack_image
+from dstrain.plugin.functional import pack as pack_image, unpack as unpack_image
 from dstrain.testing import Conformance
 from PIL import Image
 from torch import Tensor, nn

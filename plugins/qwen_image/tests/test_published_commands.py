@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import QwenImagePipeline
 from dstrain.cli.main import main
-from dstrain.models import pack
+from dstrain.plugin.functional import pack
 from dstrain_qwen_image import MODEL
 from PIL import Image
 from safetensors.torch import load_file

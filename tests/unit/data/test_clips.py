@@ -3,8 +3,7 @@
 import pytest
 from dstrain import UsageError
 from dstrain.config.options import SamplingMode
-from dstrain.data import FrameSampling
-from dstrain.data.clips import frames_at_rate
+from dstrain.data.clips import FrameSampling, frames_at_rate
 
 RATES = (8, 15, 16, 24, 25, 30, 50, 60)
 

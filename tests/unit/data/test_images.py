@@ -7,8 +7,15 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from dstrain import UsageError
-from dstrain.data import Resolution, cover, fit, load_image, read_size, white_pixels
 from dstrain.data.buckets import Buckets
+from dstrain.data.images import (
+    Resolution,
+    cover,
+    fit,
+    load_image,
+    read_size,
+    white_pixels,
+)
 from PIL import ExifTags, Image
 
 from tests.support.bad_files import encoded

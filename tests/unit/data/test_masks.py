@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dstrain import UsageError
-from dstrain.data import FrameSampling, Resolution, load_cell
+from dstrain.data import Resolution, load_cell
 from dstrain.data.cells import is_scaled
+from dstrain.data.clips import FrameSampling
 from dstrain.graph import Input, MaskColumn
 from dstrain.plugin import Column
 from PIL import Image

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from dstrain import Frames, SystemFault, UsageError
-from dstrain.data import probe, read_frames, save_image_or_video, write_video
-from dstrain.data.output import check_output
+from dstrain.data import probe, read_frames
+from dstrain.data.output import check_output, save_image_or_video, write_video
 from PIL import Image
 
 from tests.support.videos import HEIGHT, WIDTH, frame, seconds, steady

@@ -8,11 +8,11 @@ import pytest
 from dstrain.data import (
     Cell,
     Dataset,
-    FrameSampling,
     Resolution,
     decoding,
     load_cell,
 )
+from dstrain.data.clips import FrameSampling
 from dstrain.data.decoding import skip_undecodable
 from dstrain.plugin import Column
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from dstrain.config.options import SamplingMode
-from dstrain.data import Cell, Dataset, FrameSampling, Resolution, input_key, load_cell
+from dstrain.data import Cell, Dataset, Resolution, input_key, load_cell
+from dstrain.data.clips import FrameSampling
 from dstrain.data.variants import AugmentationOptions
 from dstrain.graph import Input
 from dstrain.plugin import Column, Measured

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from dstrain.models import from_checkpoint, to_checkpoint
+from dstrain.models.formats import from_checkpoint, to_checkpoint
 from dstrain.plugin import CheckpointFormat, KeyMap, read_key_maps, same_config
 
 LAYOUT = CheckpointFormat(

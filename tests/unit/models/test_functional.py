@@ -9,16 +9,14 @@ import torch
 from diffusers import QwenImagePipeline
 from diffusers.image_processor import VaeImageProcessor
 from dstrain import Pipeline
-from dstrain.models import (
-    pack,
-    unpack,
-)
 from dstrain.plugin.functional import (
     apply_guidance,
     as_uint8,
     images_to_tensor,
     latents_mean_std,
+    pack,
     tensor_to_image,
+    unpack,
 )
 from PIL import Image
 from torch import nn

@@ -8,7 +8,7 @@ import torch
 from dstrain import DIRECT_DISTILL, TRAJECTORY_IMITATION, UsageError
 from dstrain.pipeline import inference_sigmas, integrate, seeded_noise
 from dstrain.plugin import FlowMatchSchedule, LatentConstraint
-from dstrain.training import LATENTS, SIGMAS
+from dstrain.training.losses import LATENTS, SIGMAS
 from torch import Tensor
 
 from tests.support.runs import same

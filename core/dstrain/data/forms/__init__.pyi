@@ -9,18 +9,8 @@ from dstrain.data.forms.joined import (
     join_sources as join_sources,
 )
 from dstrain.data.forms.listing import (
-    CAPTIONS as CAPTIONS,
-    VIDEOS as VIDEOS,
-    Medium as Medium,
     beside_table as beside_table,
     left_out as left_out,
-    list_media as list_media,
-    printable as printable,
-    read_caption as read_caption,
-)
-from dstrain.data.forms.metadata import (
-    metadata_files as metadata_files,
-    read_metadata as read_metadata,
 )
 from dstrain.data.forms.naming import (
     TEXT as TEXT,

@@ -17,9 +17,6 @@ from dstrain.models.hub.model_source import (
 from dstrain.models.hub.record import (
     RECORD as RECORD,
     SHARD as SHARD,
-    Record as Record,
     described_shards as described_shards,
-    local_files as local_files,
     missing_shards as missing_shards,
-    select as select,
 )

@@ -85,6 +85,7 @@ class Download:
         one of another revision, which is replaced.
         """
         folder = self.source.folder
+        staging = folder / STAGING
         old = Record.read(folder)
         kept = dict(old.kept) if old else {}
         record = replace(record, kept=kept)
@@ -106,7 +107,7 @@ class Download:
         record.write(folder)
         total = 0
         for name in missing:
-            staged = folder / STAGING / name
+            staged = staging / name
             # Clients continue a file, or parts of it, whose names start with its own.
             parts = staged.parent.glob(f"{staged.name}*")
             size = record.tree[name].size - sum(part.stat().st_size for part in parts)
@@ -115,10 +116,9 @@ class Download:
         # What is not recorded of a killed run is compared again, not downloaded again.
         try:
             for name in missing:
-                staged = folder / STAGING / name
+                staged = staging / name
                 path = folder / name
                 at = record.commit or record.revision
-                staging = folder / STAGING
                 kind = self.source.kind
                 self._ask(name, self.client.download, at, name, staging, kind)
                 done = record.tree[name].verify(staged)
@@ -134,7 +134,7 @@ class Download:
                 kept[name] = replace(done, mark=file_mark(path))
         finally:
             record.write(folder)
-        shutil.rmtree(folder / STAGING, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
     def _announce(self, missing: list[str], total: int) -> None:
         """Log what is downloaded; refuse files that do not fit on the disk."""

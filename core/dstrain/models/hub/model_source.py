@@ -72,6 +72,14 @@ class ModelSource:
         """
         return missing_shards(names) if self.kind == "model" else []
 
+    def has(self, pattern: str) -> bool:
+        """Return whether there are files that a pattern means, by what the hub listed or
+        by those on this machine.
+        """
+        record = Record.read(self.folder)
+        listed = record.tree if record is not None else ()
+        return bool(select(listed, pattern) or local_files(self.folder, pattern))
+
     @property
     def named(self) -> str:
         """Return the model as it is written on a command line."""

@@ -37,12 +37,6 @@ class Part:
     components: tuple[str, ...]
     """The components that they may be: several where their keys do not tell which."""
 
-    @property
-    def first(self) -> str:
-        """Return the first of its files."""
-        path = self.config.path or ""
-        return path if isinstance(path, str) else path[0]
-
 
 def parts_of_folder(folder: Path, components: Sequence[Component]) -> list[Part]:
     """Return the files of components in a folder; files of other models are passed over.
@@ -107,7 +101,7 @@ def weight_sets(paths: Iterable[Path]) -> list[list[Path]]:
 def refuse_doubt(parts: Sequence[Part]) -> None:
     """Refuse several sets of files for one component, naming them."""
     for name in dict.fromkeys(name for part in parts for name in part.components):
-        able = [part.first for part in parts if name in part.components]
+        able = [part.config.first for part in parts if name in part.components]
         if len(able) > 1:
             what = f"has several files that can be {name}: {', '.join(able)}"
             advice = f"""name the right one as well: --model_paths '["{able[0]}"]'"""

@@ -5,7 +5,6 @@ machine; and its family, where nothing else names that. Imports no torch.
 import json
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from dstrain.errors import MissingFiles, UsageError, nearest
@@ -21,16 +20,7 @@ PUBLISHED = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([^@:]+))?")
 """ID or ID@REVISION; what begins with '/', './' or '../' is none."""
 
 
-@dataclass(frozen=True)
-class PublishedModel:
-    """A model on a hub."""
-
-    model_id: str
-    revision: str = ""
-    """A branch, tag or commit; '' for the hub's default."""
-
-
-def located(value: str, families: Iterable[ModelFamily]) -> PublishedModel | Path:
+def located(value: str, families: Iterable[ModelFamily]) -> ModelSource | Path:
     """Return what a value means: an existing path means itself, and OWNER/NAME else a
     published model.
 
@@ -41,7 +31,7 @@ def located(value: str, families: Iterable[ModelFamily]) -> PublishedModel | Pat
     path = Path(value)
     written = PUBLISHED.fullmatch(value)
     model_id, revision = written.groups(default="") if written else ("", "")
-    published = PublishedModel(model_id, revision)
+    published = ModelSource(model_id, revision)
     knows = any(family.knows(model_id) for family in families)
     if not path.exists():
         if written and (knows or may_be_id(path)):
@@ -51,7 +41,7 @@ def located(value: str, families: Iterable[ModelFamily]) -> PublishedModel | Pat
             "a published model is written OWNER/NAME: `dstrain models` lists the known"
         )
         raise MissingFiles(value, f"does not exist{nearest(value, known)}", advice)
-    own = ModelSource(model_id).folder
+    own = published.folder
     if written and own.exists() and path.samefile(own):
         return published
     if knows:
@@ -82,7 +72,7 @@ def family_of(
     """
     families, broken = usable_families(disabled_plugins)
     where = located(value, families)
-    if isinstance(where, PublishedModel):
+    if isinstance(where, ModelSource):
         found = [family for family in families if family.knows(where.model_id)]
     else:
         name = pipeline_class(where)
@@ -101,7 +91,7 @@ def family_of(
         names = ", ".join(family.name for family in found)
         what = f"{value} can be of several families: {names}"
         raise UsageError("--model", f"{what}; choose one", *broken)
-    if isinstance(where, PublishedModel):
+    if isinstance(where, ModelSource):
         known = [model_id for family in families for model_id in family.model_files]
         what = f"no installed family lists {where.model_id}{nearest(where.model_id, known)}"
         advice = f"`dstrain models` lists what is known; {advice} for another model of a family"

@@ -9,7 +9,7 @@ from dstrain.console import get_logger
 from dstrain.errors import MissingFiles, UsageError, nearest
 from dstrain.models.component_files import ModelConfig, component_at, owner_of
 from dstrain.models.components import Component, components_of
-from dstrain.models.hub import FLAG, chosen_hub
+from dstrain.models.hub import FLAG, ModelSource, chosen_hub
 from dstrain.models.naming.folders import (
     Part,
     config_of,
@@ -17,7 +17,7 @@ from dstrain.models.naming.folders import (
     parts_of_folder,
     refuse_doubt,
 )
-from dstrain.models.naming.location import PublishedModel, located
+from dstrain.models.naming.location import located
 from dstrain.models.weights import recognize
 from dstrain.registry import ModelFamily
 
@@ -85,7 +85,7 @@ def parts_of(value: str, family: ModelFamily, hub: Hub | None) -> list[Part]:
     """Return what the value of --model_id stands for; as long options would name it."""
     components = list(components_of(family).values())
     where = located(value, [family])
-    if isinstance(where, PublishedModel):
+    if isinstance(where, ModelSource):
         return _published_parts(where, family, components, hub)
     if where.is_dir():
         parts = parts_of_folder(where, components)
@@ -96,7 +96,7 @@ def parts_of(value: str, family: ModelFamily, hub: Hub | None) -> list[Part]:
 
 
 def _published_parts(
-    published: PublishedModel,
+    published: ModelSource,
     family: ModelFamily,
     components: list[Component],
     hub: Hub | None,
@@ -184,5 +184,4 @@ def _named(config: ModelConfig) -> str:
     """Return files as a command line names them."""
     if config.source is not None:
         return f"{config.source.named}:{config.pattern}"
-    path = config.path or ""
-    return path if isinstance(path, str) else path[0]
+    return config.first

@@ -8,8 +8,9 @@ from dstrain.config import datasets_of, split_commas
 from dstrain.config.numbers import parse_frames, parse_resolutions
 from dstrain.config.options import TrainConfig
 from dstrain.console import secrets
-from dstrain.data import CaptionOptions, DataConfig, FrameSampling, Resolution
+from dstrain.data import CaptionOptions, DataConfig, Resolution
 from dstrain.data.buckets import Buckets
+from dstrain.data.clips import FrameSampling
 from dstrain.data.forms import installed_forms, parse_columns
 from dstrain.data.variants import TRIGGER, AugmentationOptions
 from dstrain.errors import UsageError, about_dataset, secret_error

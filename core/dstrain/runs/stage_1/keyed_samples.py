@@ -14,7 +14,7 @@ from dstrain.console import counted
 from dstrain.data import Cell, input_key, inputs_of
 from dstrain.data.dataset import Groups, SampleIds
 from dstrain.graph import Plan, Step
-from dstrain.models import Found, component_digests
+from dstrain.models.needed_components import Found, component_digests
 from dstrain.runs.prompt_rows import PromptPlan, plan_rows
 from dstrain.runs.recorded_versions import component_code
 from dstrain.runs.setup import Setup

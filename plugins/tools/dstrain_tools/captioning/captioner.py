@@ -9,13 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from dstrain.console import silenced
-from dstrain.errors import StateError, UsageError, first_few
+from dstrain import StateError, UsageError
 from dstrain.lazy import without_optional
-from dstrain.models import DTYPES, default_device, precision
-from dstrain.plugin import GenerateConfig, Keeper, KeeperRequest
+from dstrain.models import DTYPES, default_device, opened, precision
+from dstrain.plugin import GenerateConfig, Keeper, KeeperRequest, first_few
+from dstrain.plugin.commands import silenced
 from dstrain.registry import load_extensions
-from dstrain.storage.safetensors import naming_faults, opened
 from PIL import Image
 from torch import Tensor, nn
 
@@ -235,7 +234,7 @@ def _weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     """Return the weights in files, mapped; raises StateError for a damaged file."""
     weights: dict[str, Tensor] = {}
     for path in paths:
-        with naming_faults(path), opened(path) as file:
+        with opened(path) as file:
             names = list(file.keys())
             weights |= {name: file.get_tensor(name) for name in names}
     return weights

@@ -4,7 +4,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dstrain.data.forms import (
+from dstrain import UsageError
+from dstrain.data import (
     VIDEOS,
     Medium,
     left_out,
@@ -12,7 +13,6 @@ from dstrain.data.forms import (
     printable,
     read_caption,
 )
-from dstrain.errors import UsageError
 
 SUFFIX = ".txt"
 REWRITTEN = (SUFFIX, ".caption")

@@ -5,22 +5,14 @@ Imports no torch.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dstrain import MissingFiles, StateError, UsageError
 from dstrain.config.options import Hub
-from dstrain.errors import MissingFiles, StateError, UsageError
-from dstrain.models.hub import (
-    ModelSource,
-    Record,
-    chosen_hub,
-    fetch,
-    local_files,
-    select,
-)
-from dstrain.models.naming import FLAG, PublishedModel, located, pipeline_class
-from dstrain.storage import read_limited
+from dstrain.models import ModelSource, chosen_hub, fetch, located, pipeline_class
+from dstrain.plugin import read_limited
 
 CONFIG = "config.json"
 SAFETENSORS = ".safetensors"
@@ -70,7 +62,7 @@ class ModelFiles:
 
     def weight_files(self) -> list[Path]:
         """Return the files of weights; raises MissingFiles."""
-        from dstrain.models.naming import weight_sets  # it imports torch
+        from dstrain.models import weight_sets  # it imports torch
 
         found = weight_sets(self.weights.glob(f"*{SAFETENSORS}"))
         # Publishers may add the same weights in the format of another program.
@@ -94,20 +86,20 @@ def find_model(model_id: str, hub: Hub | None) -> ModelFiles:
         hub: The hub to download from, None for the default.
     """
     where = located(model_id, ())
-    if isinstance(where, PublishedModel):
-        source = ModelSource(where.model_id, where.revision, chosen_hub(hub))
+    if isinstance(where, ModelSource):
+        source = replace(where, hub=chosen_hub(hub))
         if source.folder.exists() or source.snapshot is None:
             return _published(source)
         where = source.snapshot
     if where.is_file():
         what = f"{where} is a file; expected the folder of a model, or a published id"
-        raise UsageError(FLAG, what, ADVICE)
+        raise UsageError("--model_id", what, ADVICE)
     if (where / ENCODER / CONFIG).is_file():
         return _pipeline(model_id, where)
     if (where / CONFIG).is_file():
         return ModelFiles(model_id, where, where, where, is_pipeline=False)
     what = f"{where} has neither {CONFIG} nor {ENCODER}/{CONFIG}"
-    raise UsageError(FLAG, what, ADVICE)
+    raise UsageError("--model_id", what, ADVICE)
 
 
 def _pipeline(name: str, folder: Path) -> ModelFiles:
@@ -129,16 +121,16 @@ def _published(source: ModelSource) -> ModelFiles:
         for pattern in (CONFIG, f"model*{SAFETENSORS}"):
             fetch(source, pattern)
         for pattern in SMALL:
-            if _has(source, pattern):
+            if source.has(pattern):
                 fetch(source, pattern)
         folder = source.folder
         return ModelFiles(source.named, folder, folder, folder, is_pipeline=False)
     for pattern in (f"{ENCODER}/{CONFIG}", f"{ENCODER}/model*{SAFETENSORS}"):
         fetch(source, pattern)
-    has_processor = _has(source, f"{PROCESSOR}/")
+    has_processor = source.has(f"{PROCESSOR}/")
     if has_processor:
         fetch(source, f"{PROCESSOR}/")
-    if not has_processor or _has(source, f"{TOKENIZER}/"):
+    if not has_processor or source.has(f"{TOKENIZER}/"):
         fetch(source, f"{TOKENIZER}/")
     return _pipeline(source.named, source.folder)
 
@@ -148,7 +140,7 @@ def _is_pipeline(source: ModelSource) -> bool:
     what the hub lists.
     """
     for name, answer in ((f"{ENCODER}/{CONFIG}", True), (CONFIG, False)):
-        if _has(source, name):
+        if source.has(name):
             return answer
     try:
         fetch(source, CONFIG)
@@ -158,13 +150,4 @@ def _is_pipeline(source: ModelSource) -> bool:
         # The hub has none there; if it has no such model, the next request says so.
         return True
     # Some pipelines have such a file, too; what the hub lists is known now.
-    return _has(source, f"{ENCODER}/{CONFIG}")
-
-
-def _has(source: ModelSource, pattern: str) -> bool:
-    """Return whether a model has files of this pattern, by what the hub listed or by the
-    files on this machine.
-    """
-    record = Record.read(source.folder)
-    listed = select(record.tree, pattern) if record is not None else []
-    return bool(listed or local_files(source.folder, pattern))
+    return source.has(f"{ENCODER}/{CONFIG}")

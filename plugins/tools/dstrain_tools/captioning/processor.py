@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dstrain.errors import StateError, UsageError
+from dstrain import StateError, UsageError
 from transformers.utils import is_torchvision_available
 
 from dstrain_tools.captioning.model_files import ADVICE, ModelFiles

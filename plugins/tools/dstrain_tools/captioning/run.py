@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
-from dstrain.console import (
-    get_logger,
+from dstrain import SystemFault, UsageError
+from dstrain.cache import replacing
+from dstrain.data import CaptionOptions as Additions, metadata_files, printable
+from dstrain.plugin import get_logger, progress_bar
+from dstrain.plugin.commands import (
+    installed,
     number_of,
-    progress_bar,
     shell_command,
     status,
 )
-from dstrain.data import CaptionOptions as Additions
-from dstrain.data.forms import metadata_files, printable
-from dstrain.errors import SystemFault, UsageError
-from dstrain.installed import installed
-from dstrain.storage import write_file
 from PIL import Image
 
 from dstrain_tools.captioning.folder import Task, Tasks, find_tasks
@@ -175,7 +173,9 @@ class _Writer:
                 self.faults[task.name] = "got a caption meanwhile, which is kept"
                 continue
             try:
-                write_file(task.output, f"{caption}\n".encode())
+                data = f"{caption}\n".encode()
+                with replacing(task.output, len(data)) as building:
+                    building.write_bytes(data)
             except SystemFault as error:
                 cause = error.__cause__
                 if not isinstance(cause, OSError) or cause.errno not in OF_ONE_FILE:

@@ -2,8 +2,7 @@
 
 import unicodedata
 
-from dstrain.data import CaptionOptions as Additions
-from dstrain.data.table import text_fault
+from dstrain.data import CaptionOptions as Additions, text_fault
 
 LOST = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer writes for bytes that are no character, such as the half of one at the

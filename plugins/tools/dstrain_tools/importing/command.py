@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from dstrain.cache import replacing
 from dstrain.plugin import TrainConfig, UsageError
 from dstrain.plugin.commands import (
     Command,
@@ -17,7 +18,6 @@ from dstrain.plugin.commands import (
     shell_command,
     validate,
 )
-from dstrain.storage import write_file
 
 from dstrain_tools.importing.entries import Source
 from dstrain_tools.importing.models import model_of
@@ -145,4 +145,6 @@ def _write(texts: dict[Path, str], overwrite: bool) -> None:
             what = f"{path} already exists and was not modified"
             raise UsageError("--output", what, "add --overwrite to replace it")
     for path, text in texts.items():
-        write_file(path, text.encode())
+        data = text.encode()
+        with replacing(path, len(data)) as building:
+            building.write_bytes(data)

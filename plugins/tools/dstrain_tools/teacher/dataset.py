@@ -11,49 +11,47 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dstrain.config import LoraFile
-from dstrain.console import get_logger, number_of, progress_bar, secrets
-from dstrain.data import (
-    Cell,
-    Table,
-    check_rows,
-    file_names,
-    input_key,
-    load_cell,
-    save_image_or_video,
-    spellings,
-)
-from dstrain.data.forms import read_metadata
-from dstrain.errors import Diverged, StateError, UsageError, secret_error
+from dstrain import DIRECT_DISTILL, Diverged, Pipeline, StateError, UsageError
+from dstrain.cache import lock, replacing
+from dstrain.console import secrets
+from dstrain.data import Cell, Table, input_key, load_cell
+from dstrain.errors import secret_error
 from dstrain.generation import (
     SAMPLING,
+    Digests,
     PipelineSource,
+    as_column,
+    check_rows,
     check_used,
     data_config,
+    file_names,
     flag_for,
     flag_values,
+    hash_json,
     input_names,
     input_texts,
-    notice,
+    noticing,
     open_source,
     parse_arguments,
+    plan_inference,
+    read_metadata,
+    seeded_noise,
+    spellings,
 )
-from dstrain.graph import as_column, noticing_long_prompts
-from dstrain.pipeline import Pipeline, plan_inference, seeded_noise
-from dstrain.plugin import Column, Constant, GenerateConfig
-from dstrain.storage import (
-    Digests,
-    hash_json,
-    lock,
+from dstrain.plugin import (
+    Column,
+    Constant,
+    GenerateConfig,
+    get_logger,
+    progress_bar,
     remove_leftovers,
-    write_file,
+    save_image_or_video,
     write_json,
 )
-from dstrain.training import OWN_TASKS
+from dstrain.plugin.commands import number_of
 from torch import Tensor
 
 from dstrain_tools.options import TeacherOptions
@@ -64,7 +62,7 @@ logger = get_logger("dstrain.generate")
 
 SETTINGS = "generated.json"
 TRAJECTORY = "trajectory"
-DISTILL = OWN_TASKS["direct_distill"].inputs
+DISTILL = DIRECT_DISTILL.inputs
 """The columns that direct distillation reads."""
 NOISE = ("seed", "rand_device")
 """The columns that decide a row's initial noise."""
@@ -166,8 +164,7 @@ def _generate(
     """
     inputs = {key: load_cell(cell) for key, cell in cells.items()}
     path: list[Tensor] = []
-    mode = source.config.on_long_prompt
-    with noticing_long_prompts(partial(notice, mode, name)):
+    with noticing(source.config, name):
         output = pipeline(
             **{**shared, **inputs},
             on_step=lambda _, latents: path.append(latents.cpu()),
@@ -268,7 +265,14 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     settings: dict[str, Any] = {"family": spec.family, "variant": spec.variant}
     for name, digest in source.digests().items():
         settings[f"files of {name}"] = digest
-    settings["LoRA"] = [_lora_setting(lora, digests) for lora in config.lora]
+    settings["LoRA"] = loras = []
+    for lora in config.lora:
+        # Its content, its scale, and what was said of it where it was named, if anything.
+        setting = [digests.of(lora.path), lora.scale]
+        options = replace(lora, scale=1.0).changes
+        if lora.component or options:
+            setting.append(f"{lora.component}{options}")
+        loras.append(setting)
     settings["dtype"] = str(source.dtype).removeprefix("torch.")
     settings |= {name: constant.value for name, constant in spec.constants.items()}
     settings |= spec.defaults
@@ -280,17 +284,6 @@ def _settings(source: PipelineSource, digests: Digests) -> dict[str, Any]:
     settings |= flag_values(config, SAMPLING)
     del settings["seed"]  # each row has its own
     return settings
-
-
-def _lora_setting(lora: LoraFile, digests: Digests) -> list[Any]:
-    """Return what decides the effect of a LoRA file, as JSON data: its content, its scale,
-    and what was said of it where it was named, if anything was.
-    """
-    setting = [digests.of(lora.path), lora.scale]
-    options = replace(lora, scale=1.0).changes
-    if lora.component or options:
-        setting.append(f"{lora.component}{options}")
-    return setting
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -328,7 +321,7 @@ def _copy(path: Path, copy: Path) -> None:
                 _copy(frame, copy / frame.name)
     elif not copy.is_file():
         copy.parent.mkdir(parents=True, exist_ok=True)
-        write_file(copy, path.read_bytes())
+        _write(copy, path.read_bytes())
     elif copy.read_bytes() != path.read_bytes():
         what = f"differs from {path}, of which it should be a copy"
         raise StateError(copy, what, "remove one of them")
@@ -348,4 +341,9 @@ def _write_metadata(
         for name, cell in row.items():
             cells[name] = cell if isinstance(cell, str) else json.dumps(cell)
         writer.writerow(cells)
-    write_file(path, text.getvalue().encode())
+    _write(path, text.getvalue().encode())
+
+
+def _write(path: Path, data: bytes) -> None:
+    with replacing(path, len(data)) as building:
+        building.write_bytes(data)

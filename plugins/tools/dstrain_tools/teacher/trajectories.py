@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from dstrain import TRAJECTORY_IMITATION, UsageError
 from dstrain.data import Fault, Table, read_literal
-from dstrain.errors import UsageError
-from dstrain.pipeline import inference_sigmas
+from dstrain.generation import LATENTS, SIGMAS, inference_sigmas
 from dstrain.plugin import Column, FlowMatchSchedule
-from dstrain.storage import write_tensors
-from dstrain.training import LATENTS, OWN_TASKS, SIGMAS
+from dstrain.plugin.lora import write_tensors
 from torch import Tensor
 
 STUDENT_STEPS = "num_inference_steps"
@@ -24,7 +23,7 @@ def student_steps(table: Table) -> list[int]:
     Raises UsageError for a table without this column, and for rows where it is not such
     a number.
     """
-    column = OWN_TASKS["trajectory_imitation"].inputs[STUDENT_STEPS]
+    column = TRAJECTORY_IMITATION.inputs[STUDENT_STEPS]
     assert isinstance(column, Column)
     if column.name not in table.columns:
         what = f"has no column {column.name!r}, the number of the student's steps, for --trajectory"

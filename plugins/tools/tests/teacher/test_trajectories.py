@@ -11,7 +11,7 @@ import torch
 from dstrain import Pipeline, UsageError, generate
 from dstrain.pipeline import seeded_noise
 from dstrain.storage import verify_file
-from dstrain.training import LATENTS, SIGMAS
+from dstrain.training.losses import LATENTS, SIGMAS
 from safetensors.torch import load_file
 from torch import Tensor
 

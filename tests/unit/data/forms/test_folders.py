@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 from dstrain import SystemFault, UsageError
-from dstrain.data import DataConfig, Table
+from dstrain.data import DataConfig, Table, list_media, read_caption
 from dstrain.data.forms import (
     Reading,
     find_source,
     left_out,
-    list_media,
-    read_caption,
     texts_of,
 )
 from dstrain.graph import Input

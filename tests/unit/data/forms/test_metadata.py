@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from dstrain.data import Table
-from dstrain.data.forms import Reading, find_source, read_metadata
+from dstrain.data.forms import Reading, find_source
+from dstrain.data.forms.metadata import read_metadata
 
 LIMIT = 2**20
 """Characters of a cell."""

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from dstrain import UsageError
+from dstrain.data import metadata_files
 from dstrain.data.forms import (
     Reading,
     find_source,
-    metadata_files,
     other_names,
     parse_columns,
     texts_of,

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from dstrain import ModelConfig, StateError
-from dstrain.models.hub import RECORD, ModelSource, Record, fetch, select
+from dstrain.models.hub import RECORD, ModelSource, fetch
 from dstrain.models.hub.model_source import find_local
+from dstrain.models.hub.record import Record, select
 from dstrain.storage import file_mark, sha256
 
 from tests.support.hub_server import SHARDS, TINY, Hub, commit

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from dstrain import UsageError
 from dstrain.errors import MissingFiles
-from dstrain.models.naming import PublishedModel, located
+from dstrain.models import ModelSource
+from dstrain.models.naming.location import located
 
 from tests.support.family import MODEL
 
@@ -28,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_an_id_is_a_published_model(value: str, model_id: str, revision: str) -> None:
-    assert located(value, [MODEL]) == PublishedModel(model_id, revision)
+    assert located(value, [MODEL]) == ModelSource(model_id, revision)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_a_known_id_that_is_a_path_too_is_refused_and_says_how_to_name_either(
     assert located("Tiny/Tiny", []) == Path("Tiny/Tiny")
     # The folder of the published model itself is no other.
     monkeypatch.setenv("DSTRAIN_MODEL_BASE_PATH", ".")
-    assert located("Tiny/Tiny", [MODEL]) == PublishedModel("Tiny/Tiny")
+    assert located("Tiny/Tiny", [MODEL]) == ModelSource("Tiny/Tiny")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dstrain.data.forms import CAPTIONS
+from dstrain.data import CAPTIONS
 
 from dstrain_tools.importing.context import Context, as_list, as_whole_number
 from dstrain_tools.importing.entries import Result

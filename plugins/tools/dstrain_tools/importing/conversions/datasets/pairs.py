@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dstrain.data.forms import CAPTIONS, list_media, read_caption
+from dstrain.data import CAPTIONS, list_media, read_caption
 from dstrain.plugin import read_limited
 from dstrain.plugin.commands import number_of
 
