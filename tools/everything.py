@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.support.selection import TIMES, recorded  # noqa: E402  # of the project's folder
-from tools.measure_tests import test_files  # noqa: E402
+from tools.measure_tests import test_files  # noqa: E402  # of the project's folder
 
 RESULTS = ROOT / ".results"
 TWO_PROCESSES = ("-n", "2", "--dist", "worksteal")

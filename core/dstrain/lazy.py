@@ -72,7 +72,7 @@ def without_optional() -> Iterator[None]:
     names = OPTIONAL if _is_own_process.get() else ()
     absent = [name for name in names if name not in sys.modules]
     # None makes an import fail as if the library were not installed.
-    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # modules, to typeshed
     try:
         yield
     finally:

@@ -57,7 +57,7 @@ def test_every_module_is_a_plugin_that_works() -> None:
 
 @pytest.mark.usefixtures("page")
 def test_the_options_are_checked_as_the_page_says() -> None:
-    config = TrainConfig(model="qwen_image", toy=True, task="sft", bell_sound="gong")  # type: ignore[call-arg]
+    config = TrainConfig(model="qwen_image", toy=True, task="sft", bell_sound="gong")  # type: ignore[call-arg]  # of a plugin
     with pytest.raises(UsageError) as refused:
         validate(config)
     assert refused.value.where == "--bell_sound"

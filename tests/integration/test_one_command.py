@@ -118,7 +118,7 @@ def dstrain_tasks():
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[str]]]:
     """What a command loads with its weights, one entry for each pipeline."""
-    real, found = Pipeline.from_found.__func__, []  # type: ignore[attr-defined]
+    real, found = Pipeline.from_found.__func__, []  # type: ignore[attr-defined]  # of a classmethod
 
     def from_found(
         cls: type, family: Any, spec: Any, parts: Any, *rest: Any, **more: Any
@@ -171,7 +171,7 @@ def test_the_encoders_are_gone_before_the_denoiser_is_loaded(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Measured as they are referred to, and as memory that they alone hold is given back."""
-    real = Pipeline.from_found.__func__  # type: ignore[attr-defined]
+    real = Pipeline.from_found.__func__  # type: ignore[attr-defined]  # of a classmethod
     encoders: list[weakref.ref[torch.nn.Module]] = []
     ballast: list[weakref.ref[mmap.mmap]] = []
 

@@ -1,7 +1,7 @@
 """Import what every family's tests import, once for all children of a server."""
 
 import diffusers
-import peft  # noqa: F401
+import peft  # noqa: F401  # importing it is all
 import transformers
 
 for name in ("FluxPipeline", "QwenImageEditPlusPipeline", "WanImageToVideoPipeline"):

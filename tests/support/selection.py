@@ -172,7 +172,7 @@ def _is_left(item: pytest.Item, first: dict[tuple[str, str], object]) -> bool:
     trained = parameters.get("trained")
     given = [parameters.get(name) for name in ("component", "adapted")]
     named = trained.components if trained else [one for one in given if one]
-    family = load_family(item.cls.family)  # type: ignore[attr-defined]
+    family = load_family(item.cls.family)  # type: ignore[attr-defined]  # of a conformance kit
     test = _test_of(item.nodeid)
     others = [name for name in named if name != family.default_trainable]
     by = [first.setdefault((test, name), variant) for name in others]

@@ -45,7 +45,7 @@ def preload() -> None:
 
     Nothing here may start a thread or accelerate's state, which forks would inherit.
     """
-    sys.modules.update(dict.fromkeys(QUANTIZERS))  # type: ignore[arg-type]
+    sys.modules.update(dict.fromkeys(QUANTIZERS))  # type: ignore[arg-type]  # None: as if not installed
     for library in ("torch", "accelerate", "peft", *MODELS):
         for name in MODELS.get(library, ("__name__",)):
             getattr(import_module(library), name)

@@ -102,6 +102,8 @@ def remove_dead_marks(folder: Path) -> None:
         # What names nobody is somebody else's file, and stays.
         with suppress(ValueError, OSError):
             read_holder(path)
+            if is_held(path):
+                continue
             # Held as it goes: a reader that has just made it sees that, and makes another.
             with FileLock(path, fallback_to_soft=False).acquire(timeout=0):
                 path.unlink()

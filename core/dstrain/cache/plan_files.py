@@ -109,7 +109,7 @@ class PlanSamples(Sequence[Mapping[str, Any]]):
         """Return the row and chunk of each sample, (samples, 2)."""
         return np.stack([self.numbers["row"], self.numbers["chunk"]], axis=1)
 
-    def index(self, row: int, chunk: int = 0) -> int:  # type: ignore[override]
+    def index(self, row: int, chunk: int = 0) -> int:  # type: ignore[override]  # by another key
         """Return the number of the sample of a row and chunk."""
         rows = self.numbers["row"]
         first = int(rows.searchsorted(row))

@@ -145,7 +145,7 @@ class FeatureCache:
             index = found or Index.merged([])
         cache = cls(folder, index)
         cache._is_indexed = found is not None and not rest
-        cache._verified.share_memory_()  # type: ignore[no-untyped-call]
+        cache._verified.share_memory_()  # type: ignore[no-untyped-call]  # of torch
         return cache
 
     @classmethod

@@ -127,8 +127,11 @@ def _yaml(text: str) -> Any:
         loader = yaml.BaseLoader(text)
         node = loader.get_single_node()
         if isinstance(node, yaml.MappingNode):
+            # A quoted scalar has a style.
             node.value = [
-                (name, value) for name, value in node.value if not _is_null(value)
+                (name, value)
+                for name, value in node.value
+                if getattr(value, "style", "") or value.value not in YAML_NULLS
             ]
         return loader.construct_document(node) if node else {}
     except yaml.YAMLError as error:
@@ -136,8 +139,3 @@ def _yaml(text: str) -> Any:
         line = f" in line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", "a character that is not allowed")
         raise ValueError(f"{problem}{line}") from error
-
-
-def _is_null(node: Any) -> bool:
-    # A quoted scalar has a style.
-    return getattr(node, "style", "") is None and node.value in YAML_NULLS

@@ -282,7 +282,8 @@ class FamilyCommand(Command):
         if family is not None and family.name in groups:
             groups.remove(family.name)
             groups.insert(1, family.name)
-        params = [one for one in own if not is_brief or _is_common(one)]
+        # -h shows itself and --help, which are no `GroupedOption`, and the common ones.
+        params = [one for one in own if not is_brief or getattr(one, "common", True)]
         rows = []
         for group in groups:
             heading = group.partition(":")[0] if is_brief else group
@@ -302,12 +303,6 @@ class FamilyCommand(Command):
         """Return the family's options that act here; what is saved is for training."""
         is_training = issubclass(self.config, TrainConfig)
         return [option for option in family.options if is_training or not option.saves]
-
-
-def _is_common(param: click.Parameter) -> bool:
-    """Return whether -h shows an option."""
-    is_help = "--help" in param.opts
-    return is_help or (isinstance(param, GroupedOption) and param.common)
 
 
 def _check_family(config: ModelChoice, family: ModelFamily) -> None:

@@ -81,7 +81,7 @@ def options(cls: type[T]) -> type[T]:
             given["plugin_options"] = values
         set_fields(self, **given)
 
-    made.__init__ = init  # type: ignore[method-assign, assignment]
+    made.__init__ = init  # type: ignore[method-assign, assignment]  # takes plugins' options, too
     return made
 
 

@@ -5,12 +5,13 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 from dstrain.errors import UsageError, nearest
-from dstrain.installed import how_to_have
+from dstrain.installed import HOOK_GROUP, how_to_have, installed
 
 Group = Literal[
     "model",
@@ -100,6 +101,8 @@ class Flag:
     choices: tuple[str, ...] = ()
     is_open: bool = False
     """True if a dotted path is a value, too, beside the choices."""
+    hook: str = ""
+    """The hook whose plugins offer values by name, too, beside the choices."""
     bare: str | None = None
     """Its value if it stands alone."""
     minimum: float | None = None
@@ -186,8 +189,7 @@ def check_value(flag: Flag, value: Any) -> None:
         is_bool = isinstance(one, bool) and flag.kind is not bool
         if is_bool or not isinstance(one, wanted):
             raise UsageError(where, f"expected {flag.kind.__name__}, got {one!r}")
-    is_path = flag.is_open and "." in value
-    if flag.choices and value not in flag.choices and not is_path:
+    if flag.choices and value not in flag.choices and not _is_further(flag, value):
         hint = nearest(value, flag.choices)
         what = f"expected one of {', '.join(flag.choices)}, got {value!r}{hint}"
         advice = how_to_have(flag.name, value)
@@ -202,3 +204,14 @@ def check_value(flag: Flag, value: Any) -> None:
         raise UsageError(where, f"expected {flag.minimum} or more, got {value}")
     if flag.maximum is not None and value > flag.maximum:
         raise UsageError(where, f"expected {flag.maximum} or less, got {value}")
+
+
+def _is_further(flag: Flag, value: str) -> bool:
+    """Return whether a value beside the choices is a dotted path, or what a plugin offers."""
+    if flag.is_open and "." in value:
+        return True
+    for plugin in installed(group=HOOK_GROUP) if flag.hook else ():
+        with suppress(Exception, SystemExit):  # named where its hook is asked
+            if value in [one.name for one in getattr(plugin.load(), flag.hook)()]:
+                return True
+    return False

@@ -57,7 +57,10 @@ class Buckets:
                         "--bucket_upscale scales it up, --bucket_min_side allows smaller ones"
                     )
                 candidates.append((height, width))
-        return min(candidates, key=lambda bucket: _difference(size, bucket))
+        # Of those that cut off as much, the larger one.
+        return min(
+            candidates, key=lambda one: (cropped_share(size, one), -one[0] * one[1])
+        )
 
     def sizes(self, multiple: int) -> list[Size]:
         """Return all buckets: of each height the widest, of each width the highest."""
@@ -98,11 +101,6 @@ def cropped_share(size: Size, loaded: Size) -> float:
     """
     ratio = size[0] * loaded[1] / (size[1] * loaded[0])
     return 1 - min(ratio, 1 / ratio)
-
-
-def _difference(size: Size, bucket: Size) -> tuple[float, int]:
-    """Return how much of an image its bucket cuts off; of equals the larger is less."""
-    return cropped_share(size, bucket), -bucket[0] * bucket[1]
 
 
 def _cut(side: int, step: int) -> int:

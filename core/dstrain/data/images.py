@@ -225,7 +225,9 @@ def load_image(
     """
     with _opened(path) as image:
         if image.format == "PNG":
-            _check_sums(path)
+            # Pillow skips the checksums of the pixels while it decodes.
+            with Image.open(path, formats=("PNG",)) as checked:
+                checked.verify()
         orientation = _orientation(image)
         if size is not None:
             # A JPEG of four times the size or more is decoded at a half, a quarter or an
@@ -248,14 +250,6 @@ def load_image(
     # The feature cache stores pixels: a unit must find no more without it.
     loaded.info = {SCALED: True} if is_scaled else {}
     return loaded
-
-
-def _check_sums(path: Path) -> None:
-    """Raise for a PNG with another checksum in a chunk: Pillow skips those of the pixels
-    while it decodes.
-    """
-    with Image.open(path, formats=("PNG",)) as image:
-        image.verify()
 
 
 def _is_of_0_and_1(image: Image.Image, mask: Image.Image) -> bool:

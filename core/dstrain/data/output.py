@@ -115,14 +115,10 @@ def save_image_or_video(
     with replacing(path) as building:
         path.parent.mkdir(parents=True, exist_ok=True)
         if Image.registered_extensions().get(path.suffix.lower()) == "PNG":
-            output.save(building, pnginfo=_png_texts(about))
+            texts = PngInfo()
+            for name, text in about.items():
+                # A lone surrogate stands for a byte of an argument that is not UTF-8.
+                texts.add_text(name, text.encode(errors="replace").decode())
+            output.save(building, pnginfo=texts)
         else:
             output.save(building)
-
-
-def _png_texts(about: Mapping[str, str]) -> PngInfo:
-    texts = PngInfo()
-    for name, text in about.items():
-        # A lone surrogate stands for a byte of an argument that is not UTF-8.
-        texts.add_text(name, text.encode(errors="replace").decode())
-    return texts

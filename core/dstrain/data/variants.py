@@ -75,7 +75,10 @@ class CaptionOptions:
 
     def _with_trigger(self, caption: str) -> str:
         if TRIGGER in caption:
-            return replace_trigger(caption, self.trigger)
+            if not self.trigger:
+                what = f"is not given, and a text has {TRIGGER}, in whose place it would be"
+                raise UsageError("--trigger_word", what)
+            return caption.replace(TRIGGER, self.trigger)
         if not self.trigger or has_word(caption, self.trigger):
             return caption
         return f"{self.trigger}, {caption}" if caption else self.trigger
@@ -93,16 +96,6 @@ class CaptionOptions:
             )
             orders.append(", ".join([*first, *(others[tag] for tag in shuffled)]))
         return orders
-
-
-def replace_trigger(text: str, word: str) -> str:
-    """Return a text with the trigger word in place of TRIGGER; raises UsageError where
-    there is no word.
-    """
-    if TRIGGER in text and not word:
-        what = f"is not given, and a text has {TRIGGER}, in whose place it would be"
-        raise UsageError("--trigger_word", what)
-    return text.replace(TRIGGER, word)
 
 
 def has_word(caption: str, word: str) -> bool:

@@ -105,8 +105,7 @@ def probe(path: Path) -> Video:
 def _say_hdr(folder: Path) -> None:
     """Say once of a folder that videos in it are HDR."""
     logger.warning(
-        f"{folder} has HDR videos (HLG or PQ); they are read as SDR, in pale colours:"
-        " convert them first"
+        f"{folder} has HDR videos (HLG or PQ); they are read as SDR, in pale colours: convert them first"
     )
 
 
@@ -169,8 +168,9 @@ def _check_numbers(files: Sequence[Path]) -> None:
     counts = Counter(shapes)
     usual = max(counts, key=lambda shape: (counts[shape], -len(shape)))
     for file, shape in zip(files, shapes, strict=True):
-        is_odd = counts[shape] < counts[usual] or shape == f"{usual} (0)"
-        if is_odd and "0" in usual:
+        is_odd = counts[shape] == 1 or "0" not in shape or usual in shape
+        is_odd &= counts[shape] < counts[usual]
+        if (is_odd or shape == f"{usual} (0)") and "0" in usual:
             raise UsageError(file, "is named unlike the others: it is no frame")
     fractions = [re.findall(r"\d\.(\d+)", file.stem) for file in files]
     if len({len(one) for found in fractions for one in found}) > 1:

@@ -37,7 +37,7 @@ def versioned(version: int) -> Callable[[Function], Function]:
 
     def declare(function: Function) -> Function:
         # With the function, as functools.wraps copies attributes to others.
-        function.dstrain_version = (function, version)  # type: ignore[attr-defined]
+        function.dstrain_version = (function, version)  # type: ignore[attr-defined]  # an attribute of ours
         return function
 
     return declare

@@ -59,8 +59,9 @@ class Extensions:
         """Return what a plugin's hook returns, in a list; [] if it has no such hook."""
         call = getattr(self.managers[plugin].hook, hook)
         answers = call(**given)
-        # pluggy leaves out None.
-        if len(answers) < len(call.get_hookimpls()):
+        # pluggy leaves out None. A wrapper answers nothing itself.
+        own = [one for one in call.get_hookimpls() if not one.hookwrapper | one.wrapper]
+        if len(answers) < len(own):
             raise TypeError("returned None")
         return answers
 

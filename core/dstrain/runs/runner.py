@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dstrain.config import validate
 from dstrain.config.options import TrainConfig
+from dstrain.config.plugin_options import changed
 from dstrain.config.serialize import refill_advice
 from dstrain.console import fitted, get_logger, is_main_process, redacted
 from dstrain.distributed import ProcessGroup, distributed_run
@@ -99,6 +100,9 @@ def run(
     own.check()
     with naming_keywords(TrainConfig):
         config = with_family(config)
+        for flag in changed(config, "origin"):
+            what = "is for the command line: it would set nothing here"
+            raise UsageError(f"--{flag.name}", what, "give what it stands for")
         validate(config)
         return start(config, own)
 

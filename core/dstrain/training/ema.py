@@ -126,11 +126,11 @@ def in_eval_mode(optimizer: Optimizer) -> Iterator[None]:
     # The two modes are computed from each other, which rounds: a save would change what
     # is trained after it.
     kept = [parameter.detach().clone() for parameter in parameters]
-    optimizer.eval()  # type: ignore[attr-defined]
+    optimizer.eval()  # type: ignore[attr-defined]  # of schedulefree
     try:
         yield
     finally:
-        optimizer.train()  # type: ignore[attr-defined]
+        optimizer.train()  # type: ignore[attr-defined]  # of schedulefree
         with torch.no_grad():
             for parameter, value in zip(parameters, kept, strict=True):
                 parameter.copy_(value)

@@ -206,7 +206,7 @@ def _pin(ram: Tensor, device: torch.device) -> None:
     `Tensor.pin_memory` would round its size up to a power of two. Where the system
     refuses, copies are correct and slower.
     """
-    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # of torch
     if not ram.nbytes:
         return
     if int(runtime.cudaHostRegister(ram.data_ptr(), ram.nbytes, 0)) == 0:

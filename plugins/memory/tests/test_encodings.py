@@ -163,7 +163,7 @@ def test_8_bit_weights_are_those_of_torchao(kind: str) -> None:
     layer = torch.nn.Linear(256, 8, bias=False)
     layer.weight.data.copy_(weight)
     quantization.quantize_(layer, config)
-    assert torch.equal(got, layer.weight.dequantize())  # type: ignore[operator]
+    assert torch.equal(got, layer.weight.dequantize())  # type: ignore[operator]  # of torchao
 
 
 METHOD_BY_METHOD = """

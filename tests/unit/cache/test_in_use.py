@@ -109,6 +109,16 @@ def test_what_nobody_holds_keeps_nobody_out(content: str, cache: Path) -> None:
     assert path.exists() is bool(content)
 
 
+def test_a_mark_that_an_earlier_version_touches_counts(cache: Path) -> None:
+    """It held none, and wrote more of its process."""
+    path = cache / f"{READING}node-7-0123abcd.json"
+    path.write_text('{"host": "node", "process_id": 7, "started": 1, "machine": "a"}')
+    assert "process 7 on node" in refused(cache) and len(readers(cache)) == 1
+    os.utime(path, (0, 0))
+    remove(cache)
+    assert left(cache) == readers(cache) == []
+
+
 def test_a_dead_mark_is_held_as_it_goes(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

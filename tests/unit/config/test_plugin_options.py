@@ -78,7 +78,7 @@ def test_an_option_that_is_not_given_is_recorded_nowhere() -> None:
 )
 def test_its_values_are_checked(given: dict[str, object], where: str) -> None:
     with pytest.raises(UsageError) as refused:
-        validate(TrainConfig(model="m", toy=True, task="sft", **given))  # type: ignore[arg-type]
+        validate(TrainConfig(model="m", toy=True, task="sft", **given))  # type: ignore[arg-type]  # of a plugin
     assert refused.value.where == where
 
 
@@ -89,6 +89,23 @@ def test_a_disabled_plugin_has_no_options() -> None:
         validate(config)
     assert refused.value.where == "--depth"
     assert all(one.plugin.name != "deep" for one in records(("extra-deep",)))
+
+
+OFFERS = """
+from types import SimpleNamespace
+api = 2
+def dstrain_lora_types():
+    return [SimpleNamespace(name="mine")]
+"""
+
+
+def test_what_a_hook_offers_is_a_value_without_a_record(fake_plugin: Install) -> None:
+    fake_plugin("extra-own", {"own": "own_types"}, {"own_types": OFFERS}, "dstrain")
+    config = TrainConfig(model="m", toy=True, lora_base_model="dit", lora_type="mine")
+    validate(replace(config, dataset_base_path=Path("data"), output_path=Path("out")))
+    for other in {"lora_type": "mein"}, {"lora_format": "mine"}:
+        with pytest.raises(UsageError, match="expected one of"):
+            validate(replace(config, **other))
 
 
 @pytest.mark.usefixtures("deep")

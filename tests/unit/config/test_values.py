@@ -242,9 +242,9 @@ def test_a_script_writes_lora_files_and_inputs_as_on_the_command_line() -> None:
 
 def test_an_option_that_there_is_not_is_answered_with_the_nearest() -> None:
     with pytest.raises(TypeError, match=r"'rank'.*'lora_rank'"):
-        TrainConfig(model="m", rank=32)  # type: ignore[call-arg]
+        TrainConfig(model="m", rank=32)  # type: ignore[call-arg]  # which is refused
     with pytest.raises(TypeError, match=r"'promt'.*'prompt'"):
-        GenerateConfig(model="m", output="o", promt="a")  # type: ignore[call-arg]
+        GenerateConfig(model="m", output="o", promt="a")  # type: ignore[call-arg]  # which is refused
 
 
 @pytest.mark.usefixtures("tiny")

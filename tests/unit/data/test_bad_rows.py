@@ -161,6 +161,16 @@ def test_rows_whose_counts_differ_are_all_named_with_both_numbers(base: Path) ->
     assert skipping.sample_ids[:, 0].tolist() == [0]
 
 
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
+def test_no_row_is_skipped_for_the_encoding_of_its_table(name: str, base: Path) -> None:
+    table = 'prompt,image\n"caf\xe9",wide.png\ntea,wide.png\n'
+    if name.endswith("l"):
+        table = '{"prompt": "caf\xe9"}\n{"prompt": "tea"}\n'
+    (base / name).write_bytes(table.encode("latin-1"))
+    error = refusal(base, None, {"prompt": Column("prompt")}, on_bad_sample="skip")
+    assert "prompt: is not UTF-8 text (byte 0xe9)" in str(error)
+
+
 def test_images_of_several_sizes_are_named_unless_scaled(base: Path) -> None:
     mixed = changed(base, {"image": ["wide.png", "tall.png"]})
     (reason,) = bad_cells(base, mixed, FITTING).values()

@@ -125,9 +125,9 @@ def advised(place: str, here: Path, output: Path, **flags: Any) -> list[str]:
 
 
 def test_an_interrupted_run_says_how_to_go_on(here: Path, tmp_path: Path) -> None:
-    for place in (LOADING, STEP):
-        assert advised(place, here, tmp_path) == []
-    assert advised(SAVING, here, tmp_path, save_steps=1) == ["--overwrite"]
+    assert advised(LOADING, here, tmp_path) == []
+    assert advised(STEP, here, tmp_path) == ["--resume"]
+    assert advised(SAVING, here, tmp_path, save_steps=1) == ["--resume"]
     train(here, output_path=tmp_path, max_steps=1, overwrite=True)
     assert advised(STEP, here, tmp_path, resume="auto") == ["--resume"]
     assert advised(LOADING, here, tmp_path, overwrite=True) == []

@@ -72,12 +72,13 @@ def test_the_process_that_holds_the_store_ends_after_the_others_have_looked(
         del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
         if rank == 1:
             os.close(first_lives)
-            Store.check = late  # type: ignore[method-assign]
+            Store.check = late  # type: ignore[method-assign]  # in a fork
         stage_1 = {"task": "sft:data_process", "feature_cache": tmp_path / "cache"}
         return commands(command(here, **stage_1))(rank)
 
-    poke = lambda pids: os.close(first_lives)  # noqa: E731
-    ended = in_processes(2, work, tmp_path, launched=False, poke=poke)
+    ended = in_processes(
+        2, work, tmp_path, launched=False, poke=lambda pids: os.close(first_lives)
+    )
     os.close(first_ended)
     assert ended.codes == (0, 0), ended.said
 

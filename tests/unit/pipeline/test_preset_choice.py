@@ -285,7 +285,7 @@ def test_one_for_training_only_is_in_no_expert_that_previews_load_and_in_no_enco
     encoder = f"{preset(here, 'text_encoder')}@training_only"
     with pytest.raises(UsageError, match=r"--preset_lora_path: .*text_encoder"):
         resolve(config(here, preset_lora_path=encoder))
-    pytest.importorskip("dstrain_watch")
+    pytest.importorskip("dstrain_watch")  # which makes the previews
     let_tiny_have_experts(monkeypatch)
     models = weights_of(here / "model")
     models["dit2"] = copied_denoiser(here / "model", tmp_path / "transformer_2")

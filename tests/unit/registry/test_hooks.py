@@ -72,3 +72,10 @@ def test_a_hook_name_offered_twice_is_refused(fake_plugin: Callable[..., Path]) 
     assert len(extensions.broken) == 2
     for reason in extensions.broken:
         assert "extra-one 1.0" in reason and "extra-two 1.0" in reason
+
+
+@pytest.mark.parametrize("kind", ["wrapper", "hookwrapper"])
+def test_a_wrapper_of_a_hook_does_not_answer_it(kind: str, load: Load) -> None:
+    wraps = HOOKS.replace("hookimpl\ndef", f"hookimpl({kind}=True)\ndef")
+    extensions = load(good=HOOKS, wraps=wraps.replace("return", "return (yield);"))
+    assert (list(tasks(extensions)), extensions.broken) == (["a task"], [])

@@ -272,7 +272,7 @@ def test_flags_of_the_second_stage_act_there(here: Path, tmp_path: Path) -> None
         seen.extend(timestep.tolist())
         return predict(values, noisy, timestep, *branch)
 
-    low.module.pipeline.predict = look  # type: ignore[method-assign]
+    low.module.pipeline.predict = look  # type: ignore[method-assign]  # looked into
     assert len(list(steps(low))) == len(seen) == 6
     highest = 1000 * low.module.timestep_sampler.schedule.table[900].item()
     assert max(seen) <= highest < 300

@@ -232,7 +232,7 @@ def test_a_test_is_of_what_the_family_has(names: str, ids: str, site: Path) -> N
     OfFine().pytest_generate_tests(found)  # type: ignore[arg-type]  # a stand-in
     assert sorted(found.ids) == sorted(ids.split())
     OfFine.published = found  # type: ignore[assignment]  # it is not called
-    OfFine().pytest_generate_tests(found)  # type: ignore[arg-type]
+    OfFine().pytest_generate_tests(found)  # type: ignore[arg-type]  # a stand-in
     assert found.ids
 
 

@@ -35,18 +35,17 @@ class LoraOptions:
     )
     lora_alpha: float | str | None = option(
         "LoRA",
-        "LoRA alpha; the layers are scaled by alpha / rank. Defaults to the rank. Takes "
-        "patterns as --lora_rank does.",
+        "LoRA alpha; the layers are scaled by alpha / rank. Defaults to the rank. Takes patterns as --lora_rank does.",
         affects={"resolved", "LoRA"},
         above=0,
     )
     lora_type: str = option(
         "LoRA",
-        "What is trained of a layer's weight: a change of low rank (lora), or what a plugin "
-        "adds.",
+        "What is trained of a layer's weight: a change of low rank (lora), or what a plugin adds.",
         "lora",
         affects={"resolved", "LoRA"},
         choices=("lora",),
+        hook="dstrain_lora_types",
     )
     lora_dropout: float = option(
         "LoRA",

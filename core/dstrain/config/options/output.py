@@ -22,6 +22,7 @@ class OutputOptions:
         "output",
         "Program whose key names saved LoRA, or full weights, have. Defaults to diffusers.",
         choices=("diffusers",),
+        hook="dstrain_lora_formats",
     )
     save_steps: int | None = option(
         "checkpoints",

@@ -49,7 +49,10 @@ def read_metadata(path: Path) -> Table:
     if reader is None:
         raise UsageError(path, "metadata must be a .csv, .json or .jsonl file")
     with _opened(path) as file:
-        return reader(path, file)
+        table = reader(path, file)
+    # Of the whole table: skipped as rows, all that has an accent would be lost.
+    table.refuse(one for one in table.faults if "not UTF-8" in one.reason)
+    return table
 
 
 def read_columns(path: Path) -> Table:

@@ -60,7 +60,7 @@ class Muon(Optimizer):
         super().__init__(split, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch has two forms
         """Make a step."""
         loss = None
         if closure is not None:

@@ -66,17 +66,17 @@ class StochasticRounding(Optimizer):
         self._optimizer_step_post_hooks = {}
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]  # torch's is an attribute
         """Return the groups of the other."""
         return self.inner.param_groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:  # type: ignore[override]  # torch's is an attribute
         """Return the state of the other."""
         return self.inner.state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]  # torch's is an attribute
         """Return the arguments of the other."""
         return self.inner.defaults
 
@@ -85,7 +85,7 @@ class StochasticRounding(Optimizer):
         return f"StochasticRounding({self.inner!r})"
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # two in torch
         """Make a step with each parameter that has a gradient, in order; gradients are
         used up.
         """

@@ -77,7 +77,7 @@ class QuantizedLinear(StoredLinear):
             dtype = torch.get_autocast_dtype(device)
             x = x.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-        product: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+        product: Tensor = _Product.apply(  # type: ignore[no-untyped-call]  # of torch
             x, bias, self.restore, self.dtype, dtype, *self.stored
         )
         return product
@@ -85,7 +85,7 @@ class QuantizedLinear(StoredLinear):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # Scales that a change of the network's dtype would round stay as they are.
         scales = {name: self._buffers[name] for name in self.scale_names}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # of torch
         for name, before in scales.items():
             after = self._buffers[name]
             if before is not None and after is not None and after.dtype != before.dtype:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dstrain import TrainConfig, UsageError
+from dstrain import TrainConfig, UsageError, run
 from dstrain.config import as_flags, read_resolved, validate, write_resolved
 from dstrain_planner.recipes.record import card_size
 
@@ -59,6 +59,12 @@ def test_what_is_no_size_and_a_size_without_a_dry_run_are_refused(text: str) -> 
     with pytest.raises(UsageError) as refused:
         validate(config)
     assert refused.value.where == "--device_memory"
+
+
+def test_a_script_is_told_that_a_recipe_would_set_nothing() -> None:
+    with pytest.raises(UsageError, match="would set nothing") as refused:
+        run(TrainConfig(model="flux", toy=True, recipe="flux-style-24gb"))
+    assert refused.value.where == "--recipe"
 
 
 def test_a_run_records_its_recipe_beside_its_options(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 def refused(*given: object) -> UsageError:
     with pytest.raises(UsageError) as caught:
-        find_source(*given)  # type: ignore[arg-type]
+        find_source(*given)  # type: ignore[arg-type]  # of several types
     return caught.value
 
 

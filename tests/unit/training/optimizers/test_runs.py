@@ -149,7 +149,7 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(
 class Keeping(torch.optim.SGD):
     """Keeps what no file can hold."""
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch has it in two forms
         super().step()
         for group in self.param_groups:
             for parameter in group["params"]:

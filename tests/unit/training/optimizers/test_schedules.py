@@ -29,7 +29,7 @@ def optimizer(*rates: float) -> torch.optim.AdamW:
 
 
 def ours(name: str, steps: int, *rates: float, **settings: Any) -> LRScheduler:
-    options = OptimizerOptions(lr_scheduler=name, **settings)  # type: ignore[arg-type]
+    options = OptimizerOptions(lr_scheduler=name, **settings)  # type: ignore[arg-type]  # of any option
     return build_lr_scheduler(options, optimizer(*rates), steps)
 
 
