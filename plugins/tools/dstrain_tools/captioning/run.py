@@ -92,7 +92,7 @@ def _caption(found: Tasks, options: CaptionOptions) -> None:
     files = find_model(options.model_id, options.hub)
     # They import torch, which takes seconds: what can be wrong before was looked at.
     with status():
-        from dstrain.training import oom_as_error
+        from dstrain.generation import oom_as_error
 
         from dstrain_tools.captioning.captioner import load_captioner
 
