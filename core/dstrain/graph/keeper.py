@@ -26,8 +26,7 @@ class Identity:
     name: str
     """Under which it is recorded: of keepers with the same name, one is used at a time."""
     value: Any
-    """What tells it, as JSON; True says no more than that it is so, whichever the
-    component."""
+    """What tells it of this component, as JSON, such as True."""
     fact: str = ""
     """It in words, for errors about caches of another plan, such as 'tiles of vae'; ''
     for what changes no cached value."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from disk_options import DiskOptions
-from dstrain.plugin import Identity, Keeper, KeeperRequest, hookimpl
+from dstrain.plugin import Identity, Keeper, KeeperRequest, hookimpl, split_commas
 from dstrain.plugin.functional import StoredLinear
 from torch import Tensor, nn
 
@@ -55,5 +55,6 @@ class Disk(Keeper):
 
 @hookimpl
 def dstrain_keepers(request: KeeperRequest) -> Sequence[Keeper]:
-    names = request.options.of(DiskOptions).on_disk
-    return [Disk(request.named("--on_disk", names))] if names else []
+    names = split_commas(request.options.of(DiskOptions).on_disk)
+    found = [one for what in names for one in request.named("--on_disk", what)]
+    return [Disk(found)] if found else []

@@ -103,19 +103,21 @@ def config_digest(run: AnyRun) -> str:
 
 def kept_identities(run: AnyRun, configs: Mapping[str, Config]) -> dict[str, Any]:
     """Return what the numbers of a run depend on because of how its components are kept:
-    True, or the value of each component that it uses, by the name of the identity.
+    the value of each component that it uses, by the name of the identity; True where it
+    is that of all trained components and of no other.
 
     configs: The configurations of the components.
     """
-    found: dict[str, Any] = {}
-    for component in sorted(run.module.used_components):
+    used = run.module.used_components
+    found: dict[str, dict[str, Any]] = {}
+    for component in sorted(used):
         config = configs.get(component)
         for one in run.setup.keepers.identities(component, config):
-            if one.value is True:
-                found[one.name] = True
-            else:
-                found.setdefault(one.name, {})[component] = one.value
-    return {name: found[name] for name in sorted(found)}
+            found.setdefault(one.name, {})[component] = one.value
+    trained = dict.fromkeys(used & {*run.setup.trainables.components}, True)
+    return {
+        name: True if found[name] == trained else found[name] for name in sorted(found)
+    }
 
 
 def optimizer_identity(setup: Setup) -> dict[str, Any]:
