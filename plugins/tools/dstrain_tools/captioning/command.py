@@ -1,11 +1,11 @@
 """Define `dstrain caption`; what imports torch is imported when it runs."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
-from dstrain.config.options import Hub, Precision
-from dstrain.plugin.commands import Command, file_path, shared_options
+from dstrain.plugin import TrainConfig
+from dstrain.plugin.commands import Command, file_path, flags_by_name, shared_options
 
 from dstrain_tools.captioning.options import QUANTIZE_CHOICES, CaptionOptions
 
@@ -29,6 +29,7 @@ def caption(**values: Any) -> None:
 def command() -> click.Command:
     """Return the command."""
     at_least_1 = click.IntRange(min=1)
+    of_training = flags_by_name(TrainConfig)
     options = (
         _option(
             "model_id",
@@ -39,7 +40,7 @@ def command() -> click.Command:
             "hub",
             "Hub to download missing model files from. Defaults to that of the variable "
             "DSTRAIN_DOWNLOAD_SOURCE, else to modelscope.",
-            type=click.Choice(get_args(Hub)),
+            type=click.Choice(of_training["hub"].choices),
         ),
         _option(
             "prompt",
@@ -83,7 +84,7 @@ def command() -> click.Command:
         _option(
             "mixed_precision",
             "Compute dtype. Defaults to bf16 on a GPU and no (fp32) on a CPU.",
-            type=click.Choice(get_args(Precision)),
+            type=click.Choice(of_training["mixed_precision"].choices),
         ),
         _option(
             "quantize",

@@ -7,10 +7,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dstrain import MissingFiles, StateError, UsageError
-from dstrain.config.options import Hub
 from dstrain.models import ModelSource, chosen_hub, fetch, located, pipeline_class
 from dstrain.plugin import read_limited
 
@@ -76,7 +75,9 @@ class ModelFiles:
         return named[0]
 
 
-def find_model(model_id: str, hub: Hub | None) -> ModelFiles:
+def find_model(
+    model_id: str, hub: Literal["modelscope", "huggingface"] | None
+) -> ModelFiles:
     """Return the files of a model: of a folder, or of a published model.
 
     Raises UsageError for what is no such model, and what the hub raises.
