@@ -16,8 +16,8 @@ from tests.support import ROOT
 
 PUBLIC = {
     "dstrain": """
-        Batch Callback ConstrainLatents DIRECT_DISTILL Diverged DstrainError Frames
-        GenerateConfig InputError Interrupted Layers LoraConfig ModelConfig OutOfMemory
+        Batch CacheError Callback ConstrainLatents DIRECT_DISTILL Diverged DstrainError Frames
+        GenerateConfig InputError Interrupted Layers LoraConfig MissingFiles ModelConfig OutOfMemory
         Pipeline Predict Rng RunResult SFT Sample SampleKey StateError StepNumbers
         SystemFault TRAJECTORY_IMITATION Task TimestepSampler TrainConfig Trainables
         TrainingLogger TrainingModule UnitStages UsageError Video WeightsLogger
@@ -40,7 +40,7 @@ PUBLIC = {
     """,
     "dstrain.plugin.functional": """
         LongPrompt StoredLinear empty_component repeated_blocks
-        apply_guidance around_blocks as_uint8 check_length check_sides convert_image cover_image
+        apply_guidance around_blocks as_uint8 check_length check_sides checkpoint_through convert_image cover_image
         images_to_tensor latents_mean_std override_positional_args pack
         report_long_prompt tensor_to_image to_minus_one_one unpack
         white_pixels

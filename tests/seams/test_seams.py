@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from threading import Thread
 from zipfile import ZipFile
 
