@@ -6,8 +6,8 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from threading import Thread
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
