@@ -9,8 +9,8 @@ from unicodedata import normalize
 
 import numpy as np
 
-from dstrain.console import URL, secrets
-from dstrain.errors import UsageError, secret_error
+from dstrain.console import URL
+from dstrain.errors import UsageError
 from dstrain.storage import Chosen
 from dstrain.storage.lazy_sequences import Numbers
 from dstrain.storage.spool import Spool
@@ -86,13 +86,6 @@ class Table:
             return self.name_place(row, column)
         place = f"{self.path.name}:{self.lines[row]}"
         return f"{place}:{column}" if column else place
-
-    def refuse_secrets(self) -> None:
-        """Raise UsageError for a row with the value of a variable that is a secret."""
-        for value, variable in secrets().items():
-            for number, row in enumerate(self.rows):
-                if value in str(row):
-                    raise secret_error(self.where(number), variable)
 
     def refuse(self, faults: Iterable[Fault]) -> None:
         """Raise one UsageError with the place of each fault; do nothing without faults."""

@@ -16,7 +16,9 @@ from typing import Any
 
 from dstrain import DIRECT_DISTILL, Diverged, Pipeline, StateError, UsageError
 from dstrain.cache import lock, replacing
+from dstrain.console import secrets
 from dstrain.data import Cell, Table, input_key, load_cell
+from dstrain.errors import secret_error
 from dstrain.generation import (
     SAMPLING,
     Digests,
@@ -78,7 +80,10 @@ def generate_dataset(config: GenerateConfig) -> None:
     assert own.dataset is not None
     table = read_metadata(own.dataset)
     folder = config.output
-    table.refuse_secrets()
+    for value, variable in secrets().items():
+        for number, row in enumerate(table.rows):
+            if value in str(row):
+                raise secret_error(table.where(number), variable)
     with open_source(config, table.columns) as source, lock(folder):
         if source.spec.makes_layers:
             what = f"variant {source.spec.variant} generates several images for a row"
