@@ -101,8 +101,7 @@ def run(
     with naming_keywords(TrainConfig):
         config = with_family(config)
         for flag in changed(config, "origin"):
-            what = "is for the command line: it would set nothing here"
-            raise UsageError(f"--{flag.name}", what, "give what it stands for")
+            raise UsageError(f"--{flag.name}", "would set nothing: give what it says")
         validate(config)
         return start(config, own)
 

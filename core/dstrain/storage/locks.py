@@ -195,8 +195,10 @@ def is_held(path: Path) -> bool:
     an earlier version, which wrote when it started, holds none but touches it.
     """
     with suppress(OSError):
-        silence = time.time() - path.stat().st_mtime
-        if silence < 600 and b'"started"' in path.read_bytes():
+        if (
+            time.time() < path.stat().st_mtime + 600
+            and b'"started"' in path.read_bytes()
+        ):
             return True
     try:
         with FileLock(path, fallback_to_soft=False).acquire(timeout=0):

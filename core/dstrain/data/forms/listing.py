@@ -340,21 +340,17 @@ def folder_digest(folder: Path, roots: Sequence[Path] = ()) -> str:
     key = os.path.realpath(folder)
     found = memory.recall(key, mark)
     if found is None:
-        found = _content_digest(folder, roots)
+        whole = hashlib.sha256(b"folder of images and videos, form 1\0")
+        for medium in list_media(folder):
+            whole.update(os.fsencode(medium.name) + b"\0")
+            for name in medium.captions:
+                data = read_beside(folder, name, roots)
+                digest = "" if data is None else hashlib.sha256(data).hexdigest()
+                whole.update(os.fsencode(name) + b"\0" + digest.encode() + b"\0")
+        found = whole.digest()
         memory.remember(key, mark, found)
         save_for_user(memory)
     return found.hex()
-
-
-def _content_digest(folder: Path, roots: Sequence[Path]) -> bytes:
-    whole = hashlib.sha256(b"folder of images and videos, form 1\0")
-    for medium in list_media(folder):
-        whole.update(os.fsencode(medium.name) + b"\0")
-        for name in medium.captions:
-            data = read_beside(folder, name, roots)
-            digest = "" if data is None else hashlib.sha256(data).hexdigest()
-            whole.update(os.fsencode(name) + b"\0" + digest.encode() + b"\0")
-    return whole.digest()
 
 
 def read_beside(folder: Path, name: str, roots: Sequence[Path]) -> bytes | None:
