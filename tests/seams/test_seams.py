@@ -360,7 +360,7 @@ def test_a_keeper_keeps_the_weights_of_a_component_on_disk(
     assert log(tmp_path / "disk") == log(train(rounded, max_steps=2))
     train(here, output_path=tmp_path / "plain", max_steps=2)
     assert log(tmp_path / "disk") != log(tmp_path / "plain")
-    on: dict[str, Any] = {"max_steps": 3, "resume": "auto"}
+    on = {"max_steps": 3, "resume": "auto"}
     for other in ({}, {"on_disk": "dit,text_encoder"}):
         with pytest.raises(StateError, match="disk"):
             train(here, output_path=tmp_path / "disk", **on, **other)
