@@ -40,7 +40,9 @@ OPTIONS = ("option", "Option")
 """What declares an option of the command line: of core, and of a family's record."""
 MOST_NAMES = 25
 """Names that the face of a package lists, at most."""
-OPEN = ("dstrain", "dstrain.plugin", "dstrain.plugin.lora")
+MOST_FACES = 4
+"""Packages of core whose faces a plugin may import beside `INTERFACE`."""
+OPEN = ("dstrain", "dstrain.plugin", "dstrain.plugin.commands", "dstrain.plugin.lora")
 """What scripts and plugins may use is longer, and is used outside the project."""
 
 
@@ -330,6 +332,8 @@ def breaches(house: House, budget: Mapping[str, Mapping[str, Any]]) -> list[str]
         if package.name != "dstrain":
             others = faces_of(house, package.name) - {*limits.get("faces", ())}
             found += [f"{distribution}: imports {one} of core" for one in others]
+            if len(limits.get("faces", ())) > MOST_FACES:
+                found.append(f"{distribution}: more than {MOST_FACES} faces of core")
     for name, names in house.faces.items():
         if name not in OPEN:
             outside = {

@@ -14,6 +14,7 @@ from dstrain.config import (
     parse_origins as parse_origins,
     validate as validate,
 )
+from dstrain.config.options import Hub as Hub, Precision as Precision
 from dstrain.config.serialize import assignment as assignment
 from dstrain.console import (
     PAGE_WIDTH as PAGE_WIDTH,
@@ -25,8 +26,11 @@ from dstrain.console import (
     silenced as silenced,
     status as status,
 )
+from dstrain.distributed import interrupt_on_signals as interrupt_on_signals
 from dstrain.installed import installed as installed
+from dstrain.lazy import without_optional as without_optional
 from dstrain.registry import (
+    load_extensions as load_extensions,
     load_family as load_family,
     usable_families as usable_families,
 )

@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 from dstrain import StateError, UsageError
-from dstrain.lazy import without_optional
 from dstrain.models import DTYPES, default_device, opened, precision
 from dstrain.plugin import GenerateConfig, Keeper, KeeperRequest, first_few
-from dstrain.plugin.commands import silenced
-from dstrain.registry import load_extensions
+from dstrain.plugin.commands import load_extensions, silenced, without_optional
 from PIL import Image
 from torch import Tensor, nn
 

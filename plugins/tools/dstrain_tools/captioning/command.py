@@ -5,7 +5,13 @@ from typing import Any
 
 import click
 from dstrain.plugin import TrainConfig
-from dstrain.plugin.commands import Command, file_path, flags_by_name, shared_options
+from dstrain.plugin.commands import (
+    Command,
+    file_path,
+    flags_by_name,
+    interrupt_on_signals,
+    shared_options,
+)
 
 from dstrain_tools.captioning.options import QUANTIZE_CHOICES, CaptionOptions
 
@@ -18,8 +24,6 @@ def caption(**values: Any) -> None:
     A caption is NAME.txt, as datasets are read. Images that have one are left alone, so
     that the same command resumes where it was interrupted.
     """
-    from dstrain.distributed import interrupt_on_signals
-
     from dstrain_tools.captioning.run import run
 
     with interrupt_on_signals():

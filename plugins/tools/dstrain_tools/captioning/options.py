@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+
+from dstrain.plugin.commands import Hub, Precision
 
 MODEL_ID = "Qwen/Qwen-Image"
 """Whose text encoder is a whole Qwen2.5-VL, which users of that family have already."""
@@ -17,7 +18,7 @@ class CaptionOptions:
     folder: Path
     model_id: str = MODEL_ID
     """A folder, or a published id: ID or ID@REVISION."""
-    hub: Literal["modelscope", "huggingface"] | None = None
+    hub: Hub | None = None
     prompt: str | None = None
     """What the model is asked; None for the default of its kind."""
     trigger_word: str = ""
@@ -35,7 +36,7 @@ class CaptionOptions:
     """The most pixels of an image, or of all frames of a video together."""
     num_frames: int = 8
     """Frames of a video that the model is shown."""
-    mixed_precision: Literal["no", "bf16"] | None = None
+    mixed_precision: Precision | None = None
     quantize: str | None = None
     """One of QUANTIZE_CHOICES."""
     device: str | None = None

@@ -16,9 +16,7 @@ from typing import Any
 
 from dstrain import DIRECT_DISTILL, Diverged, Pipeline, StateError, UsageError
 from dstrain.cache import lock, replacing
-from dstrain.console import secrets
 from dstrain.data import Cell, Table, input_key, load_cell
-from dstrain.errors import secret_error
 from dstrain.generation import (
     SAMPLING,
     Digests,
@@ -47,6 +45,7 @@ from dstrain.plugin import (
     GenerateConfig,
     get_logger,
     progress_bar,
+    redacted,
     remove_leftovers,
     save_image_or_video,
     write_json,
@@ -80,10 +79,10 @@ def generate_dataset(config: GenerateConfig) -> None:
     assert own.dataset is not None
     table = read_metadata(own.dataset)
     folder = config.output
-    for value, variable in secrets().items():
-        for number, row in enumerate(table.rows):
-            if value in str(row):
-                raise secret_error(table.where(number), variable)
+    for number, row in enumerate(table.rows):
+        if redacted(str(row)) != str(row):
+            what = "contains a secret, such as the value of an environment variable"
+            raise UsageError(table.where(number), what, "take it out")
     with open_source(config, table.columns) as source, lock(folder):
         if source.spec.makes_layers:
             what = f"variant {source.spec.variant} generates several images for a row"
