@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dstrain.config.options import TrainConfig
+from dstrain.config.options import ModelChoice
 from dstrain.console import get_logger, shell_word
 from dstrain.data.forms.form import ID, URL, Form, Given, Source
 from dstrain.data.forms.listing import left_out, list_media
@@ -20,7 +20,7 @@ OWN = ("table", "folder", "several")
 FORM_FLAG = "--dataset_form"
 
 
-def installed_forms(config: TrainConfig) -> tuple[Form, ...]:
+def installed_forms(config: ModelChoice) -> tuple[Form, ...]:
     """Return the forms that plugins offer for a run with these options; what cannot be
     used is named in the log.
     """
