@@ -10,14 +10,7 @@ api = 2
 @hookimpl
 def dstrain_forms(options: TrainConfig) -> Sequence[Form]:
     """Return the forms."""
-    from dstrain_datasets.columnar import Arrow, Parquet
+    from dstrain_datasets.forms import forms
     from dstrain_datasets.options import DatasetsOptions
-    from dstrain_datasets.published import Published
-    from dstrain_datasets.urls import Urls
 
-    return [
-        Parquet(),
-        Arrow(),
-        Published(),
-        Urls(options.of(DatasetsOptions).url_folder),
-    ]
+    return forms(options.of(DatasetsOptions))

@@ -22,7 +22,7 @@ from dstrain.data.forms import (
 )
 from dstrain.graph import Input
 from dstrain.plugin import Column
-from dstrain_datasets.columnar import Arrow, Parquet
+from dstrain_datasets.forms.columnar import Arrow, Parquet
 
 PROMPT: Mapping[str, Input] = {"prompt": Column("text")}
 INPUTS: Mapping[str, Input] = {**PROMPT, "input_image": Column("image", "image")}

@@ -9,7 +9,7 @@ from dstrain import UsageError
 from dstrain.data import metadata_files
 from dstrain.data.forms import Source, find_source as find_any
 from dstrain.storage import sha256
-from dstrain_datasets.columnar import Arrow, Parquet
+from dstrain_datasets.forms.columnar import Arrow, Parquet
 
 from tests.support.dataset_forms import rows_in, write_form
 from tests.support.family import write_data

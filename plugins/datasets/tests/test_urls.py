@@ -20,7 +20,7 @@ from dstrain.data import Dataset
 from dstrain.data.forms.row_files import fetch
 from dstrain.plugin import Column
 from dstrain.storage import temporary
-from dstrain_datasets.urls import Urls
+from dstrain_datasets.forms.urls import Urls
 from PIL import Image
 
 from tests.support.datasets import bad_cells, open_rows

@@ -10,8 +10,13 @@ from typing import Any
 
 from dstrain.plugin import Form, FormCell, FormRow, Given, Source, UsageError
 
-from dstrain_datasets.cells import Convert, converter, is_embedded
-from dstrain_datasets.finding import ARROW, PARQUET, find_parquet, find_saved
+from dstrain_datasets.forms.cells import Convert, converter, is_embedded
+from dstrain_datasets.forms.columnar_files import (
+    ARROW,
+    PARQUET,
+    find_parquet,
+    find_saved,
+)
 
 ROWS_AT_ONCE = 1024
 """Rows whose cells are objects of Python at once."""
