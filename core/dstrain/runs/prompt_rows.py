@@ -19,12 +19,14 @@ from dstrain.graph import (
     NEGATIVE,
     Column,
     Measured,
+    PipelineSpec,
     Plan,
     as_column,
     deserialize,
     make_plan,
     serialize,
 )
+from dstrain.models.functional import check_sides
 from dstrain.pipeline import SamplerOptions, generate_task, plan_inference
 from dstrain.registry import PromptRow
 from dstrain.runs.datasets.flags import most_frames, resolutions_of
@@ -66,8 +68,6 @@ def plan_rows(setup: Setup) -> list[PromptPlan]:
     """
     spec = setup.spec
     found: list[PromptPlan] = []
-    if not setup.prompt_rows:
-        return found
     shared: dict[str, Any] | None = None
     for row in setup.prompt_rows:
         try:
@@ -75,6 +75,8 @@ def plan_rows(setup: Setup) -> list[PromptPlan]:
                 shared = _shared_arguments(setup)
             own = {k: one for k, one in row.arguments.items() if k != "seed"}
             call = plan_inference(spec, {**shared, **own, "prompt": row.prompt})
+            if "height" in own and (multiple := _multiple(spec, "height")):
+                check_sides(own["height"], call.inputs["width"], multiple)
             guided = NEGATIVE in call.plan.task.branches
             plan = inference_plan(setup, call.inputs, guided)
             cells = {}
@@ -161,21 +163,28 @@ def _sizes(setup: Setup, sizes: Mapping[str, Measured]) -> dict[str, int]:
     if "height" in names:
         height = names["height"]
         width = names["width"]
-        measured = spec.inputs[sizes[height].of]
-        multiple = measured.multiple if isinstance(measured, Column) else 0
         size = (defaults[height], defaults[width])
-        found[height], found[width] = fit(size, _resolution(setup), multiple)
+        most = _resolution(setup)
+        found[height], found[width] = fit(size, most, _multiple(spec, height))
     if "frames" in names:
         frames = most_frames(setup.config)
         found[names["frames"]] = min(frames, TOY_FRAMES) if setup.config.toy else frames
     return found
 
 
+def _multiple(spec: PipelineSpec, height: str) -> int:
+    """Return what the sides of an image are multiples of; 0 where any size will do."""
+    source = spec.inputs[height]
+    column = spec.inputs[source.of] if isinstance(source, Measured) else source
+    return column.multiple if isinstance(column, Column) else 0
+
+
 def _resolution(setup: Setup) -> Resolution:
     most = TOY_PIXELS if setup.config.toy else PIXELS
     resolution = resolutions_of(setup.config)[0]
-    most = min(resolution.max_pixels, most)
-    return replace(resolution, max_pixels=most, buckets=None)
+    return replace(
+        resolution, max_pixels=min(resolution.max_pixels, most), buckets=None
+    )
 
 
 def row_line(planned: PromptPlan, addresses: Mapping[str, str]) -> dict[str, Any]:
@@ -222,10 +231,9 @@ def _stored(
     """Return one row with its values; None if what is trained now needs others."""
     plan = recorded_plan(setup, line)
     forms = line["values"]
-    addresses = {form["at"] for form in forms.values() if "at" in form}
     if not forms.keys() >= set(plan.cached_values):
         return None
-    if not all(address in cache for address in addresses):
+    if any("at" in form and form["at"] not in cache for form in forms.values()):
         return None
     values = {
         name: cache.read(form["at"]) if "at" in form else deserialize(form, {})

@@ -195,7 +195,10 @@ def _convert_lora(
             what = f"contains layers of {' and '.join(lora.by_type)}; export writes one type"
             raise StateError(source, what)
         key_format = key_format_of(source, lora.component, family, program)
-        tensors |= layers_in(lora, key_format, networks[lora.component])
+        try:
+            tensors |= layers_in(lora, key_format, networks[lora.component])
+        except UsageError as error:
+            raise UsageError("--format", error.what, *error.help_lines) from error
         fields |= adapter_fields(lora, key_format.prefixes[0])
     header.pop(ADAPTER_HEADER, None)
     if program == "diffusers" and fields:

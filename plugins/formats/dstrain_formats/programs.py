@@ -33,6 +33,9 @@ from dstrain_formats.lora_types.dora import lengths_of
 from dstrain_formats.options import FormatOptions
 from dstrain_formats.reading import OtherNames, is_key_of_lora_file
 
+TYPES = ("lora", "dora", "lokr", "loha")
+"""The types of which other programs have names; those of OFT are peft's alone."""
+
 
 class Program(LoraFormat):
     """A program whose names follow from the formats of checkpoints."""
@@ -41,8 +44,7 @@ class Program(LoraFormat):
         self, component: Component, family: ModelFamily, lora_type: str
     ) -> bool:
         """Return whether it has names, as declared or by default."""
-        has_type = lora_type in ("lora", "dora", "lokr", "loha")
-        return has_type and self.name in key_formats(component, family)
+        return lora_type in TYPES and self.name in key_formats(component, family)
 
     def check(
         self,
@@ -138,10 +140,12 @@ PROGRAMS = (ComfyUI(), Kohya(), DiffSynth())
 
 
 def refuse_lora_type(lora_type: str, program: str) -> None:
-    """Raise UsageError for a program that reads LoRA alone."""
-    if lora_type != "lora" and program == "diffsynth":
+    """Raise UsageError for a type of which a program has no names."""
+    known = TYPES[:1] if program == "diffsynth" else TYPES
+    if program != "diffusers" and lora_type not in known:
         what = f"{program} has no key names for {lora_type}, and ignores its keys"
-        raise UsageError("--lora_format", what, "give diffusers or comfyui")
+        others = "diffusers or comfyui" if lora_type in TYPES else "diffusers"
+        raise UsageError("--lora_format", what, f"give {others}")
 
 
 def layers_in(

@@ -241,6 +241,8 @@ def test_what_no_file_of_a_program_can_hold_is_not_written(
     pair = {"lora_A.weight": torch.ones(2, 6), "lora_B.weight": torch.ones(6, 2)}
     lora = {first.format("k") + name: one for name, one in pair.items()}
     dora = with_alpha(lora) | {first.format("k") + "dora_scale": torch.ones(6)}
+    oft = {first.format("q") + "oft_R.weight": torch.ones(3, 1)}
+    oft |= {first.format("q") + "alpha": torch.tensor(2.0)}
     encoder = {
         f"text_encoder.layers.0.q_proj.{name}": one for name, one in pair.items()
     }
@@ -252,9 +254,11 @@ def test_what_no_file_of_a_program_can_hold_is_not_written(
             r"to_q\.weight",
         ),
         ({**lokr, **with_alpha(lora)}, "diffusers", 3, "lora and lokr"),
-        (lokr, "comfyui", 2, "--lora_format: .*to_q"),
-        (dora, "comfyui", 2, "--lora_format: .*to_k"),
-        (dora, "diffsynth", 2, "--lora_format: diffsynth .*dora"),
+        (lokr, "comfyui", 2, "--format: .*to_q"),
+        (dora, "comfyui", 2, "--format: .*to_k"),
+        (dora, "diffsynth", 2, "--format: diffsynth .*dora"),
+        (oft, "comfyui", 2, "--format: comfyui .*oft(?s:.*)  give diffusers$"),
+        (oft, "kohya", 2, "--format: kohya .*oft"),
         (with_alpha(encoder), "comfyui", 2, "--format: comfyui .*text_encoder"),
         (with_alpha(encoder), "kohya --model unbuilt", 2, "component text_encoder"),
     ):

@@ -122,20 +122,27 @@ def test_a_setting_of_what_is_off_is_not_needed(
     assert found.kind(f"train.{name}_class") == f"not {kind}"
 
 
-def test_settings_of_previews_are_not_carried_over_where_there_are_previews(
+def test_settings_of_previews_follow_each_prompt_where_there_are_previews(
     job: Import,
 ) -> None:
     sample: dict[str, object] = {
-        "prompts": ["a [trigger] --ctrl_img a.png", "a cat"],
+        "prompts": ["a [trigger] --ctrl_img a.png", "a cat --d 7"],
         "sample_every": 250,
         "sampler": "flowmatch",
         "seed": 42,
         "walk_seed": False,
+        "width": 1000,
+        "neg": "blurry, dark",
     }
     found = job(trigger_word="sks", sample=sample)
-    assert found.options["preview_prompt"] == ["a sks", "a cat"]
+    rest = "--s 20 --n blurry, dark --w 992 --h 1024"
+    assert found.options["preview_prompt"] == [
+        f"a sks --d 42 {rest}",
+        f"a cat --d 7 {rest}",
+    ]
     assert found.kind("sample.prompts").endswith("in part")
-    assert found.kind("sample.seed") == "not carried over"
+    assert found.kind("sample.guidance_scale") == "not carried over"
+    assert found.reason("sample.prompts") == found.reason("sample.guidance_scale")
     assert (
         found.kind("sample.sampler") == found.kind("sample.walk_seed") == "not needed"
     )
@@ -148,22 +155,25 @@ def test_settings_of_previews_are_not_carried_over_where_there_are_previews(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("p.txt", "# of dogs\na dog --w 512 --s 20\n\na cat\n"),
-        ("p.json", '[{"prompt": "a dog", "seed": 1}, {"prompt": "a cat"}]'),
+        ("p.txt", "# of dogs\na dog --w 512 --s 20 --g 3\n\na cat --l 0.5\n"),
+        (
+            "p.json",
+            '[{"prompt": "a dog", "sample_steps": 20, "seed": -1}, {"prompt": "a cat", "scale": 0.5}]',
+        ),
         (
             "p.toml",
-            '[prompt]\nwidth = 512\n[[prompt.subset]]\nprompt = "a dog"\n'
-            '[[prompt.subset]]\nprompt = "a cat"\n',
+            '[prompt]\nwidth = 512\n[[prompt.subset]]\nprompt = "a dog"\nsample_steps = 20\n'
+            '[[prompt.subset]]\nprompt = "a cat"\nscale = 0.5\n',
         ),
     ],
 )
-def test_prompts_of_a_file_are_carried_over_and_their_settings_are_not(
+def test_prompts_of_a_file_are_carried_over_with_the_settings_that_are_known(
     name: str, text: str, command: Import
 ) -> None:
     Path(name).write_text(text)
     flags = f"--sample_prompts {name} --sample_every_n_steps 9 --sample_at_first"
     found = command(f"{WAN} {flags}")
-    assert found.options["preview_prompt"] == ["a dog", "a cat"]
+    assert found.options["preview_prompt"] == ["a dog --s 20", "a cat --l 0.5"]
     assert found.options["preview_steps"] == 9
     assert found.kind("--sample_prompts").endswith("in part")
     assert found.options["preview_at_start"] is True

@@ -32,7 +32,8 @@ class WatchOptions:
     preview_prompt: tuple[str, ...] = converted(
         "output: previews",
         "Prompt to generate a preview from during training. Can be repeated. Its own size, seed, steps, "
-        "guidance and negative prompt may follow: 'a dog --w 768 --h 512 --d 42 --s 20 --l 4 --n blurry'.",
+        "guidance and negative prompt may follow: 'a dog --w 768 --h 512 --d 42 --s 20 --l 4 --n blurry'. "
+        "--w and --h are given together.",
         converter=as_texts,
         default=(),
         common=True,

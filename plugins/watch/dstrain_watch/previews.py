@@ -8,6 +8,7 @@ previews/prompts.json       step -> from there on, the prompts by number, with s
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -48,11 +49,18 @@ LEAST = {"w": 1, "h": 1, "d": 0, "s": 1, "l": 0}
 """The least value of each mark that is a number, as `dstrain generate` has it."""
 MOST = {"d": 2**63 - 1, "l": sys.float_info.max}
 MARK = re.compile(rf"\s--([{''.join(MARKS)}])\s+")
+OTHER = re.compile(r"(?:^|\s)(--[a-z]\w*)(?=[\s=]|$)", re.IGNORECASE)
 
 
 def prompt_row(text: str) -> PromptRow:
-    """Return the row of one --preview_prompt; raises UsageError for a value that is none."""
+    """Return the row of one --preview_prompt; raises UsageError for what is none."""
+    if "." in text and os.path.isfile(text):
+        raise UsageError(FLAG, f"{text} is a file; give each of its lines as a prompt")
     prompt, *rest = MARK.split(text)
+    for part in (prompt, *rest[1::2]):
+        if other := OTHER.search(part):
+            what = f"{text!r}: {other[1]} is none of --{', --'.join(MARKS)} VALUE behind a text"
+            raise UsageError(FLAG, what)
     arguments: dict[str, Any] = {}
     for mark, value in zip(rest[::2], rest[1::2], strict=True):
         name, read = MARKS[mark]
@@ -189,6 +197,6 @@ class Previews(Observer):
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong, in one line, with its kind."""
+    """Return what went wrong, in one line."""
     line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {line.removeprefix('dstrain: error: ')}"
+    return line.removeprefix("dstrain: error: ") or "the cause has no message"

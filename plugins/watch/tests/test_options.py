@@ -65,7 +65,7 @@ def test_a_prompt_may_have_arguments_of_its_own() -> None:
         "negative_prompt": "blurry, dark",
     }
     assert prompt_row(" a dog ").prompt == " a dog "
-    assert prompt_row("a --word in it").arguments == {}
+    assert prompt_row("a -- dash in it").arguments == {}
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,7 @@ def test_a_prompt_may_have_arguments_of_its_own() -> None:
             "a --d -5",
         ),
         *(f"a --d {2**63}", "a --l nan", "a --l inf", "a --l -1"),
+        *("a --g 3", "a --d 3 --steps 20", "a --s=20", "--d 3", "a --d"),
     ],
 )
 def test_an_argument_that_is_none_is_refused(text: str) -> None:
@@ -87,6 +88,27 @@ def test_an_argument_that_is_none_is_refused(text: str) -> None:
         prompt_row(text)
     assert caught.value.where == "--preview_prompt"
     assert text in caught.value.what
+
+
+def test_a_file_of_prompts_is_no_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert prompt_row("kp.txt").prompt == "kp.txt"
+    Path("kp.txt").write_text("a dog\n")
+    with pytest.raises(UsageError, match=r"kp\.txt is a file; .* lines as a prompt"):
+        prompt_row("kp.txt")
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_a_size_that_the_model_cannot_make_is_refused_before_training(
+    is_dry: bool, here: Path, tmp_path: Path
+) -> None:
+    flags: dict[str, Any] = {"preview_prompt": ("dog --w 24 --h 21",)}
+    with pytest.raises(UsageError, match="height: expected a multiple of 8") as refused:
+        run(config_of(here, output_path=tmp_path / "out", dry_run=is_dry, **flags))
+    assert refused.value.where == "--preview_prompt"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("steps", [6, 7])

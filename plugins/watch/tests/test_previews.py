@@ -395,9 +395,7 @@ def test_a_preview_that_fails_is_a_warning_with_its_reason_and_training_continue
     out = train(dropping, output_path=tmp_path / "out", preview_steps=2, **TWO)
     lines = capsys.readouterr().err.splitlines()
     (line,) = [line for line in lines if line.startswith("dstrain: warning: ")]
-    assert line.endswith(
-        f" {out}/previews/step-000000-1.png: OutOfMemoryError: CUDA out of memory."
-    )
+    assert line.endswith(f" {out}/previews/step-000000-1.png: CUDA out of memory.")
     assert len(made(out)) == 7
     assert same(without_previews(out), without_previews(plain))
 

@@ -11,7 +11,7 @@ from dstrain_tools.importing.conversions.datasets.frames import reads_videos
 from dstrain_tools.importing.entries import Result
 from dstrain_tools.importing.reading.data_files import read_data
 
-SETTINGS = "previews have the variant's defaults; `dstrain generate` takes others"
+SETTINGS = "a preview has its own size, seed, steps, guidance, negative prompt only"
 SAMPLER = "previews are made by the sampler of the model"
 OWN_SAMPLER = "flowmatch"
 """The sampler of ai-toolkit that is the models' own."""
@@ -19,6 +19,15 @@ VIDEO_SETTINGS = ("sample.num_frames", "sample.fps")
 PROMPTS = ("sample_prompts", "sample.prompts", "sample.samples")
 TRIGGER = "[trigger]"
 """What stands in prompts of ai-toolkit for its trigger word."""
+MARKS = {
+    "w": (r"[1-9]\d*", ("width",)),
+    "h": (r"[1-9]\d*", ("height",)),
+    "d": (r"\d{1,18}", ("seed",)),
+    "s": (r"[1-9]\d*", ("sample_steps",)),
+    "l": (r"\d+(\.\d+)?", ("scale", "cfg_scale", "guidance_scale")),
+    "n": (r"((?!--).)+", ("neg", "negative_prompt")),
+}
+"""What may follow a prompt here: its mark -> its values, and its names in tables."""
 
 
 def preview_setting(option: str, value: Any, context: Context) -> Result:
@@ -26,6 +35,8 @@ def preview_setting(option: str, value: Any, context: Context) -> Result:
     reason = _without_previews(context)
     if reason or value in (None, "", False):
         return Result(note=reason or "is off")
+    if context.key.removeprefix("sample.") in _names(context):
+        return Result(note="follows each prompt")
     if context.key in VIDEO_SETTINGS and not reads_videos(context):
         return Result(note="affects only videos")
     if context.key != "sample.sampler":
@@ -52,18 +63,20 @@ def preview_epochs(option: str, value: Any, context: Context) -> Result:
 
 
 def prompts(option: str, value: Any, context: Context) -> Result:
-    """Give the prompts of previews, without what stands behind them."""
+    """Give the prompts of previews, each with its settings and those of all."""
     if reason := _without_previews(context):
         return Result(note=reason)
+    shared = {name: context.value(f"sample.{name}") for name in _names(context)}
     rows = [one if isinstance(one, dict) else {"prompt": one} for one in as_list(value)]
+    rows = [{**shared, **row} for row in rows]
     entries = [context.given.get("trigger_word")]
     entries += [one for own in context.source.datasets for one in own]
     words = [one.value for one in entries if one and one.key == "trigger_word"]
-    return _previews(option, rows, str(words[0] if words else TRIGGER))
+    return _previews(option, rows, context, str(words[0] if words else TRIGGER))
 
 
 def prompt_file(option: str, value: Any, context: Context) -> Result:
-    """Give the prompts of a file, without what stands behind them."""
+    """Give the prompts of a file, each with its settings."""
     path = Path(str(value))
     places = [path, *(file.parent / path for file in context.source.files)]
     found = [place for place in places if place.is_file()]
@@ -72,10 +85,10 @@ def prompt_file(option: str, value: Any, context: Context) -> Result:
             lost=f"{path} is not here; give each prompt with --preview_prompt TEXT"
         )
     if found[0].suffix in (".toml", ".json"):
-        return _previews(option, _prompts_of_table(found[0]))
+        return _previews(option, _prompts_of_table(found[0]), context)
     lines = found[0].read_text("utf-8-sig").splitlines()
     rows = [{"prompt": one} for one in lines if one[:1] != "#"]
-    return _previews(option, rows)
+    return _previews(option, rows, context)
 
 
 def _without_previews(context: Context) -> str:
@@ -105,26 +118,58 @@ def _tables(rows: object) -> Sequence[Mapping[str, Any]]:
     raise ValueError("a list of tables, each with its prompt, is expected")
 
 
+def _names(context: Context) -> dict[str, str]:
+    """Return marks by names in tables, where FLUX's guidance is the embedded one."""
+    names = {name: mark for mark, (_, keys) in MARKS.items() for name in keys}
+    if context.model.family.name == "flux":
+        del names["guidance_scale"]
+    return names
+
+
 def _previews(
-    option: str, rows: Sequence[Mapping[str, Any]], word: str = TRIGGER
+    option: str,
+    rows: Sequence[Mapping[str, Any]],
+    context: Context,
+    word: str = TRIGGER,
 ) -> Result:
-    """Return prompts without their settings, which have no counterpart.
+    """Return prompts, each followed by the settings that it may have here.
 
     Args:
         option: The option of prompts.
         rows: Each with its `prompt`, and perhaps settings.
+        context: Where to look things up.
         word: What stands for `[trigger]`.
     """
     found = []
-    has_settings = False
+    is_lost = False
+    names = _names(context)
     for row in rows:
         # Settings may follow a prompt: `a dog --w 512 --s 20`.
         text, *settings = re.split(
-            r"(?:^|\s+)--(?=[a-z])", str(row.get("prompt") or ""), maxsplit=1
+            r"(?:^|\s+)--(?=[a-z])", str(row.get("prompt") or "")
         )
-        if text.strip():
-            found.append(text.strip().replace(TRIGGER, word))
-            has_settings = has_settings or bool(settings) or len(row) > 1
+        if not text.strip():
+            continue
+        asked = {
+            names.get(key, key): str(one).strip()
+            for key, one in row.items()
+            if key != "prompt" and one not in (None, "")
+        }
+        for setting in settings:
+            mark, _, one = setting.partition(" ")
+            asked[mark] = one.strip()
+        own = {
+            mark: asked[mark]
+            for mark, (values, _) in MARKS.items()
+            if mark in asked and re.fullmatch(values, asked[mark])
+        }
+        sides = [own.pop(mark, "") for mark in "wh"]
+        if all(sides):
+            # What those tools would make.
+            own["w"], own["h"] = (str(max(16, int(one) // 16 * 16)) for one in sides)
+        is_lost = is_lost or own.keys() != asked.keys()
+        marks = "".join(f" --{mark} {one}" for mark, one in own.items())
+        found.append(text.strip().replace(TRIGGER, word) + marks)
     if not found:
         return Result(note="has no prompts")
-    return Result({option: found}, lost=SETTINGS if has_settings else "")
+    return Result({option: found}, lost=SETTINGS if is_lost else "")
