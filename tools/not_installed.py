@@ -43,8 +43,9 @@ def added(folder: Path) -> dict[str, dict[str, Any]]:
             found.setdefault("forms", {}).update(dict.fromkeys(form.reads, ""))
     for name in groups.get("dstrain.commands", {}):
         found.setdefault("commands", {})[name] = ""
-    for name in groups.get("dstrain.models", {}):
-        found.setdefault("model", {})[name] = ""
+    for name, place in groups.get("dstrain.models", {}).items():
+        model_id = next(iter(EntryPoint("", place, "").load().model_files))
+        found["model"] = {name: "", model_id.partition("/")[0] + "/": ""}
     return found
 
 

@@ -135,17 +135,22 @@ def how_to_have(kind: str, name: str, disabled_plugins: Collection[str] = ()) ->
     installed, or is disabled; '' if none adds it.
 
     kind: options, generate (those of them that change what it makes), commands, or the
-    option whose value it is, such as lora_type.
+    option whose value it is: of model, also whose ids begin so (`Wan-AI/`).
     """
     for plugin, adds in _absent().items():
         if name not in adds.get(kind, {}):
             continue
-        if not _is_there(plugin):
-            place = f"pip install ./plugins/{plugin}"
-            return f"it is of plugin-{plugin}: in the folder of the project, {place}"
-        if not _is_there(plugin, disabled_plugins):
-            return f"it is of plugin-{plugin}, which -p disables"
+        distribution = f"plugin-{plugin.replace('_', '-')}"
+        if not _is_there(distribution):
+            return f"it is of {distribution}: {how_to_install(plugin)}"
+        if not _is_there(distribution, disabled_plugins):
+            return f"it is of {distribution}, which -p disables"
     return ""
+
+
+def how_to_install(plugin: str) -> str:
+    """Return the advice that installs a plugin of this project."""
+    return f"in the folder of the project, pip install -c constraints.txt ./plugins/{plugin}"
 
 
 def absent_names(kind: str) -> set[str]:
@@ -166,10 +171,9 @@ def is_default_of_absent(option: str, value: object) -> bool:
     return False
 
 
-def _is_there(plugin: str, disabled_plugins: Collection[str] = ()) -> bool:
-    groups = (GROUP, HOOK_GROUP, OPTIONS_GROUP)
+def _is_there(distribution: str, disabled_plugins: Collection[str] = ()) -> bool:
     return any(
-        one.distribution == f"plugin-{plugin}"
-        for group in groups
+        one.distribution == distribution
+        for group in (GROUP, HOOK_GROUP, OPTIONS_GROUP)
         for one in installed(disabled_plugins, group)
     )

@@ -11,6 +11,7 @@ from dstrain.installed import (
     OPTIONS_GROUP,
     Installed,
     how_to_have,
+    how_to_install,
     installed,
     refuse_clash,
     refuse_other_interface,
@@ -38,10 +39,8 @@ def load_family(name: str, disabled_plugins: Collection[str] = ()) -> ModelFamil
             refuse_clash(plugin, plugins)
             return checked_family(plugin)
     names = list(dict.fromkeys(plugin.name for plugin in plugins))
-    advice = how_to_have("model", name)
-    raise UsageError(
-        "--model", _no_such("model", name, names), *([advice] if advice else [])
-    )
+    advice = filter(None, [how_to_have("model", name, disabled_plugins)])
+    raise UsageError("--model", _no_such("model", name, names), *advice)
 
 
 def usable_families(
@@ -102,8 +101,7 @@ def checked_family(plugin: Installed) -> ModelFamily:
     for name in family.needs:
         if name not in {one.name for one in installed(group=HOOK_GROUP)}:
             what = f"it needs the plugin {name}, which is not installed"
-            advice = f"in the folder of the project, pip install ./plugins/{name}"
-            raise UsageError(plugin.where, what, advice)
+            raise UsageError(plugin.where, what, how_to_install(name))
     taken = {"config", "debug", "format", "help", "p", "recipe", "versions"}
     taken |= flags_by_name(TrainConfig).keys() | flags_by_name(GenerateConfig).keys()
     for option in family.options:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from dstrain.errors import MissingFiles, UsageError, nearest
+from dstrain.installed import how_to_have
 from dstrain.models.hub import FLAG, ModelSource, may_be_id
 from dstrain.registry import ModelFamily, usable_families
 from dstrain.storage import read_limited
@@ -92,6 +93,10 @@ def family_of(
         what = f"{value} can be of several families: {names}"
         raise UsageError("--model", f"{what}; choose one", *broken)
     if isinstance(where, ModelSource):
+        owner = where.model_id.partition("/")[0] + "/"
+        if absent := how_to_have("model", owner, disabled_plugins):
+            what = f"no installed family lists {where.model_id}"
+            raise UsageError(FLAG, what, absent)
         known = [model_id for family in families for model_id in family.model_files]
         what = f"no installed family lists {where.model_id}{nearest(where.model_id, known)}"
         advice = f"`dstrain models` lists what is known; {advice} for another model of a family"

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from itertools import accumulate
+from operator import eq
 
 from dstrain.plugin import (
     DstrainError,
@@ -44,6 +46,13 @@ def find_recipe(
         if typed.startswith(f"{name_part(plugin.name)}-"):
             family = load_family(plugin.name, disabled_plugins)
             return named(name, recipes_of(family), where)
+    for family_name in accumulate(typed.split("-"), "{}_{}".format):
+        try:
+            load_family(family_name, disabled_plugins)
+        except UsageError as error:
+            if error.help_lines:  # how to have a family that is not installed
+                what = f"no installed family has {name!r}"
+                raise UsageError(where, what, *error.help_lines) from error
     return named(name, all_recipes(disabled_plugins), where)
 
 
@@ -63,7 +72,11 @@ def all_recipes(disabled_plugins: Collection[str]) -> list[Recipe]:
 
 def recipes_beginning(beginning: str = "") -> list[Recipe]:
     """Return the recipes of the families of which a recipe's name may begin so."""
-    names = [one.name for one in installed() if _may_be_of(one.name, beginning)]
+    names = [
+        one.name
+        for one in installed()
+        if all(map(eq, f"{name_part(one.name)}-", beginning))  # as far as both go
+    ]
     families, _ = usable_families(names=names)
     found: list[Recipe] = []
     for family in families:
@@ -79,12 +92,6 @@ def recipes_named(beginning: str) -> Iterator[tuple[str, str]]:
     for one in recipes_beginning(beginning):
         if one.name.startswith(beginning):
             yield one.name, one.title
-
-
-def _may_be_of(family: str, beginning: str) -> bool:
-    """Return whether names of a family's recipes can begin so."""
-    own = f"{name_part(family)}-"
-    return own.startswith(beginning) or beginning.startswith(own)
 
 
 def refuse_full_training(name: str, config: TrainConfig) -> None:

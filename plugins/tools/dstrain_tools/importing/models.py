@@ -162,7 +162,9 @@ def _family(name: str, families: Sequence[ModelFamily], where: str) -> ModelFami
         if family.name == name:
             return family
     what = f"its model is of family {name}, which is not installed"
-    advice = f"in the folder of the project: pip install ./plugins/{name}"
+    advice = (
+        f"in the folder of the project, pip install -c constraints.txt ./plugins/{name}"
+    )
     raise UsageError(where, what, advice)
 
 
