@@ -22,9 +22,7 @@ HOOK_GROUP = "dstrain"
 OPTIONS_GROUP = "dstrain.options"
 """The group of records of options."""
 COMMAND_GROUP = "dstrain.commands"
-"""The group whose names are the commands that a distribution adds by its hooks: help lists
-them without importing it.
-"""
+"""The group of the commands that hooks add: help lists them without an import."""
 
 
 @dataclass(frozen=True, order=True)
@@ -73,14 +71,13 @@ def installed(
 # that is installed meanwhile changes the folder that it lies in.
 @lru_cache(maxsize=8)
 def _found_in(places: tuple[tuple[str, int], ...], group: str) -> tuple[Installed, ...]:
-    found = []
-    for entry in importlib.metadata.entry_points(group=group):
-        dist = entry.dist
-        if dist is None:
-            continue
-        plugin = Installed(entry.name, dist.name, dist.version, entry.value, group)
-        found.append(plugin)
-    return tuple(sorted(found))
+    return tuple(
+        sorted(
+            Installed(entry.name, dist.name, dist.version, entry.value, group)
+            for entry in importlib.metadata.entry_points(group=group)
+            if (dist := entry.dist) is not None
+        )
+    )
 
 
 def _changed_at(place: str) -> int:
@@ -104,9 +101,7 @@ def refuse_clash(plugin: Installed, plugins: Collection[Installed]) -> None:
 
 
 def refuse_other_interface(plugin: Installed, made_for: Any) -> None:
-    """Raise UsageError for a plugin made for another version of the interface than
-    ours.
-    """
+    """Raise UsageError for a plugin made for another version of the interface."""
     if made_for != API:
         raise UsageError(
             plugin.where,
@@ -155,8 +150,12 @@ def how_to_install(plugin: str) -> str:
 
 def absent_names(kind: str) -> set[str]:
     """Return what plugins of this project add of a kind that are not installed."""
-    names = {name for adds in _absent().values() for name in adds.get(kind, {})}
-    return {name for name in names if how_to_have(kind, name)}
+    return {
+        name
+        for adds in _absent().values()
+        for name in adds.get(kind, {})
+        if how_to_have(kind, name)
+    }
 
 
 def is_default_of_absent(option: str, value: object) -> bool:
@@ -174,6 +173,6 @@ def is_default_of_absent(option: str, value: object) -> bool:
 def _is_there(distribution: str, disabled_plugins: Collection[str] = ()) -> bool:
     return any(
         one.distribution == distribution
-        for group in (GROUP, HOOK_GROUP, OPTIONS_GROUP)
+        for group in (GROUP, HOOK_GROUP)
         for one in installed(disabled_plugins, group)
     )

@@ -93,10 +93,11 @@ def family_of(
         what = f"{value} can be of several families: {names}"
         raise UsageError("--model", f"{what}; choose one", *broken)
     if isinstance(where, ModelSource):
-        owner = where.model_id.partition("/")[0] + "/"
-        if absent := how_to_have("model", owner, disabled_plugins):
-            what = f"no installed family lists {where.model_id}"
-            raise UsageError(FLAG, what, absent)
+        owner, slash, _ = where.model_id.partition("/")
+        if absent := how_to_have("model", owner + slash, disabled_plugins):
+            raise UsageError(
+                FLAG, f"no installed family lists {where.model_id}", absent
+            )
         known = [model_id for family in families for model_id in family.model_files]
         what = f"no installed family lists {where.model_id}{nearest(where.model_id, known)}"
         advice = f"`dstrain models` lists what is known; {advice} for another model of a family"
