@@ -162,10 +162,8 @@ def _family(name: str, families: Sequence[ModelFamily], where: str) -> ModelFami
         if family.name == name:
             return family
     what = f"its model is of family {name}, which is not installed"
-    advice = (
-        f"in the folder of the project, pip install -c constraints.txt ./plugins/{name}"
-    )
-    raise UsageError(where, what, advice)
+    line = f"pip install -c constraints.txt ./plugins/{name}"
+    raise UsageError(where, what, f"in the folder of the project, {line}")
 
 
 def _refuse_unsupported(family: ModelFamily, model_id: str, where: str) -> None:
