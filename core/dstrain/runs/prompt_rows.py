@@ -73,8 +73,8 @@ def plan_rows(setup: Setup) -> list[PromptPlan]:
         try:
             if shared is None:
                 shared = _shared_arguments(setup)
-            own = {k: one for k, one in row.arguments.items() if k != "seed"}
-            call = plan_inference(spec, {**shared, **own, "prompt": row.prompt})
+            own = {**row.arguments, "prompt": row.prompt}
+            call = plan_inference(spec, {**shared, **own})
             if "height" in own and (multiple := _multiple(spec, "height")):
                 check_sides(own["height"], call.inputs["width"], multiple)
             guided = NEGATIVE in call.plan.task.branches

@@ -100,11 +100,10 @@ def check_sizes(setup: Setup) -> None:
     """
     if setup.config.stage == "train":
         return
-    parts = datasets_of(setup.config)
     for column in setup.spec.inputs.values():
         if not isinstance(column, Column) or not column.is_file or not column.multiple:
             continue
-        for part in parts:
+        for part in datasets_of(setup.config):
             for resolution in resolutions_of(part.config):
                 if resolution.buckets is not None:
                     resolution.buckets.sizes(column.multiple)
