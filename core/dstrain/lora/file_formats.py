@@ -203,7 +203,8 @@ def asking(one: LoraFormat, path: Path) -> Iterator[None]:
 def check_lora_file(path: Path) -> None:
     """Raise StateError for a LoRA file that does not exist, before any loading."""
     if not path.is_file():
-        raise StateError(path, "no such LoRA file")
+        what = "is a folder, not a LoRA file" if path.is_dir() else "no such LoRA file"
+        raise StateError(path, what)
 
 
 def read_lora(
