@@ -4,14 +4,14 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Collection
-from contextlib import redirect_stdout
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from dstrain.errors import UsageError
+from dstrain.errors import DstrainError, UsageError
 
 API = 2
 """Version of the plugin interface; what was made for another one is not usable."""
@@ -105,7 +105,7 @@ def refuse_other_interface(plugin: Installed, made_for: Any) -> None:
     if made_for != API:
         raise UsageError(
             plugin.where,
-            f"it was made for plugin interface {made_for}, this dstrain has {API}",
+            f"it was made for plugin interface {made_for!r}, this dstrain has {API}",
             "install compatible versions of the plugin and of dstrain",
         )
 
@@ -113,6 +113,22 @@ def refuse_other_interface(plugin: Installed, made_for: Any) -> None:
 def described(error: BaseException) -> str:
     """Return an error's type and message in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+
+
+@contextmanager
+def naming_plugin(plugin: str, what: str) -> Iterator[None]:
+    """Within, something of a plugin is called: errors that are neither dstrain's nor the
+    machine's name the plugin; '' for what is dstrain's own.
+    """
+    try:
+        yield
+    except (DstrainError, MemoryError, OSError):
+        raise
+    except (Exception, SystemExit) as error:
+        # dstrain's own, or torch's of a device
+        if not plugin or type(error).__name__ == "OutOfMemoryError":
+            raise
+        raise UsageError(plugin, f"{what} raised {described(error)}") from error
 
 
 ABSENT = Path(__file__).with_name("not_installed.json")

@@ -281,7 +281,8 @@ def hooked(
     said: str, body: str, code: int = 0, *words: str, twin: bool = False
 ) -> Fault:
     imports = (
-        HOOK + "from dstrain.plugin import Defaults, Form, Keeper, Section, Updater\n"
+        HOOK
+        + "from dstrain.plugin import Defaults, Form, Keeper, PromptRow, Section, Updater\n"
     )
     return Fault(
         said, f"{imports}@hookimpl\ndef {body}\n", code, words=words, twin=twin
@@ -296,20 +297,28 @@ def keeping(said: str, *body: str) -> Fault:
     return Fault(said, f"{HOOK}{imports}class Own(Keeper):\n{own}{hook}", 2)
 
 
-def offering(said: str, kind: str, name: str) -> Fault:
+def updating(said: str, method: str) -> Fault:
+    """An updater with this method."""
+    own = f"from dstrain.plugin import Updater\nclass Own(Updater):\n    def {method}\n"
+    hook = "@hookimpl\ndef dstrain_updater(options): return Own()\n"
+    return Fault(said, f"{HOOK}{own}{hook}", 2)
+
+
+def offering(said: str, kind: str, name: str, more: str = "") -> Fault:
     """A type of LoRA, or a format, with this name."""
     hook = f"dstrain_{kind.lower().replace('lora', 'lora_')}s(): return [Own()]\n"
     imports = f"from dstrain.plugin.lora import {kind}\n"
-    own = f"class Own({kind}):\n    name = {name!r}\n"
+    own = f"class Own({kind}):\n    name = {name!r}\n{more}"
     return Fault(said, f"{HOOK}{imports}{own}@hookimpl\ndef {hook}")
 
 
 ZIP = ("--dataset_metadata_path", "photos.zip")
+OWN = "own of plugin extra-bad 1.0"
 OTHER = "it was made for plugin interface"
 FAULTY: tuple[tuple[str, Fault], ...] = (
     ("no api", Fault(f"{OTHER} 1, this dstrain has 2", "")),
     ("another api", Fault(f"{OTHER} 3, this dstrain has 2", "api = 3")),
-    ("an api that is a text", Fault(f"{OTHER} 2.0, this dstrain has 2", "api = '2.0'")),
+    ("an api that is a text", Fault(f"{OTHER} '2.0', this dstrain has 2", "api = '2.0'")),
     ("a retired hook", hooked("dstrain_step_end is no hook any more; implement dstrain_observers",
                               "dstrain_step_end(step, numbers): pass")),
     *((f"{hook.partition('(')[0]} that is None", hooked(
@@ -337,10 +346,19 @@ FAULTY: tuple[tuple[str, Fault], ...] = (
                             "dstrain_updater(options): return Updater()", 2, twin=True)),
     ("an updater that raises", hooked("its dstrain_updater hook raised ZeroDivisionError",
                                       "dstrain_updater(options): 1 / 0", 2)),
+    *((f"an updater whose {method}", updating(f"plugin plugin-bad 1.0: its updater raised {said}", method))
+      for said, method in (("ZeroDivisionError", "start(self, *given): 1 / 0"),
+                           ("TypeError: clip returned float", "clip(self): return 1.0"),
+                           ("SystemExit", "step(self): raise SystemExit"))),
+    ("rows that are no text", hooked("dstrain_rows failed: TypeError: prompt is 3",
+                                     "dstrain_rows(options): return [PromptRow('--x', 't', 3)]")),
+    ("a default of no value", hooked("its dstrain_defaults hook raised TypeError: values are texts",
+                                     "dstrain_defaults(options): return [Defaults('it', {'seed': None})]", 2)),
     ("a change of steps that raises", hooked("its dstrain_modify_step hook raised ZeroDivisionError",
                                              "dstrain_modify_step(step): 1 / 0", 2)),
-    ("hints that raise", hooked("no such option", "dstrain_hints(): 1 / 0", 2, "--network_dimm", "3")),
-    ("hints that are none", hooked("no such option", "dstrain_hints(): return {'--network_dimm': 3}",
+    ("hints that raise", hooked("plugin plugin-bad 1.0: dstrain_hints failed: ZeroDivisionError",
+                                "dstrain_hints(): 1 / 0", 2, "--network_dimm", "3")),
+    ("hints that are none", hooked("dstrain_hints failed: TypeError", "dstrain_hints(): return {'--network_dimm': 3}",
                                    2, "--network_dimm", "3")),
     ("forms that raise", hooked("dstrain_forms failed: ZeroDivisionError", "dstrain_forms(options): 1 / 0", 2, *ZIP)),
     ("a form that is a text", hooked("dstrain_forms failed: TypeError: returned str, not Form",
@@ -361,6 +379,12 @@ def dstrain_forms(options): return [Zip()]
                                          "shade: int = option('data', 'S.', 'dark')")),
     ("a default out of bounds", option("its option --shade is not usable: its default",
                                        "shade: int = option('data', 'S.', 1, minimum=2)")),
+    ("an option of no type", option("its option --shade is not usable: is of type <class 'dict'>",
+                                    "shade: dict = option('data', 'S.')")),
+    ("an option in upper case", option("its option --Shade is not usable: has a name",
+                                       "Shade: int = option('data', 'S.')")),
+    ("a check that raises", option("plugin plugin-bad 1.0: the check of its options raised ZeroDivisionError",
+                                   "shade: int = option('data', 'S.')\n    def check(self, config): 1 / 0", 2)),
     ("an effect that is none", option("affects 'weather', which is no effect",
                                       "shade: int = option('data', 'S.', 1, affects={'weather'})")),
     ("a command that is none", option("is for commands ('export',)",
@@ -382,6 +406,9 @@ def dstrain_forms(options): return [Zip()]
                             ("step_done(self)",),
                             ("leave(self)", "from contextlib import contextmanager", "@contextmanager",
                              "def on_device(self, component):", "    yield", "    self.leave()"))),
+    *((f"a keeper that returns a text in {method}", keeping(f"its keeper Own raised {said}",
+        "components = ('dit',)", f"def {method}")) for said, method in (
+            ("AttributeError", "identity(self, *given): return 'x'"),)),
     ("keepers that raise", hooked("its dstrain_keepers hook raised ZeroDivisionError",
                                   "dstrain_keepers(request): 1 / 0", 2)),
     ("keepers that are none", hooked("its dstrain_keepers hook raised TypeError: returned str, not Keeper",
@@ -399,6 +426,9 @@ def dstrain_forms(options): return [Zip()]
     ("a default of no option", hooked("it:sead: ",
         "dstrain_defaults(options): return [Defaults('it', {'sead': '1'})]", 2)),
     ("a LoRA type of our name", offering("its LoRA type 'lora' has the same name", "LoraType", "lora")),
+    ("a LoRA type without a name", offering("its LoRA type '' has no name", "LoraType", "")),
+    ("a LoRA type of no keys", offering("its LoRA type 'own' has keys that are no", "LoraType", "own",
+                                        "    keys = '('\n")),
     ("a LoRA type that is a text", hooked("dstrain_lora_types failed: TypeError: returned str, not LoraType",
                                           "dstrain_lora_types(): return ['hra']")),
     ("LoRA types that raise", hooked("dstrain_lora_types failed: ZeroDivisionError", "dstrain_lora_types(): 1 / 0")),
@@ -491,13 +521,13 @@ def test_options_that_import_torch_are_refused_by_the_name_of_their_plugin(
 @pytest.mark.parametrize(
     ("body", "code", "said"),
     [
-        ("def reads(self, keys, header): 1 / 0", 0, "LoRA format own is left out: ZeroDivisionError"),
-        ("def read(self, source): 1 / 0", 3, "start.safetensors: its format, own, failed: ZeroDivisionError"),
-        ("def read(self, source): return None", 3, "start.safetensors: its format, own, failed: TypeError"),
+        ("def reads(self, keys, header): 1 / 0", 0, "bad 1.0: its LoRA format own is left out: ZeroDivisionError"),
+        ("def read(self, source): 1 / 0", 3, f"start.safetensors: its format, {OWN}, failed: ZeroDivisionError"),
+        ("def read(self, source): return None", 3, f"start.safetensors: its format, {OWN}, failed: TypeError"),
         ("def read(self, source): raise ValueError('is torn')", 3, "start.safetensors: is torn"),
-        ("def components(self, path, tensors, family): 1 / 0", 3, "own, failed: ZeroDivisionError"),
-        ("def write(self, lora, family, shapes): 1 / 0", 3, "its format, own, failed: ZeroDivisionError"),
-        ("def write(self, lora, family, shapes): return None", 3, "its format, own, failed: AttributeError"),
+        ("def components(self, path, tensors, family): 1 / 0", 3, f"{OWN}, failed: ZeroDivisionError"),
+        ("def write(self, lora, family, shapes): 1 / 0", 3, f"{OWN}, failed: ZeroDivisionError"),
+        ("def write(self, lora, family, shapes): return None", 3, f"{OWN}, failed: AttributeError"),
     ],
 )  # fmt: skip
 def test_a_format_of_lora_files_that_fails_is_named_with_the_file(

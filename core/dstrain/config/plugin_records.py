@@ -3,10 +3,12 @@ no torch, and nothing of a plugin but these records.
 """
 
 import dataclasses
+import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dstrain.config.fields import Effect, Flag, check_value, own_flags
@@ -22,6 +24,8 @@ from dstrain.installed import (
 Command = Literal["train", "generate"]
 HEAVY = ("torch", "diffusers", "transformers", "pyarrow", "av")
 """What takes long to import; a record of options, which help imports, does without."""
+KINDS = (bool, int, float, str, Path)
+"""The types of options of plugins."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +126,10 @@ def _record(plugin: Installed) -> Record:
 def _check(flag: Flag) -> None:
     """Raise UsageError for an option that no command line can have."""
     where = f"--{flag.name}"
+    if not re.fullmatch("[a-z][a-z0-9_]*", flag.name):
+        raise UsageError(where, "has a name that is not in lower case")
+    if flag.kind not in KINDS:
+        raise UsageError(where, f"is of type {flag.kind}, which no option has")
     if flag.required:
         raise UsageError(where, "has no default")
     unknown = sorted({*flag.affects} - {*get_args(Effect)})

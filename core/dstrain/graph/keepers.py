@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from dstrain.errors import DstrainError, UsageError
+from dstrain.errors import UsageError
 from dstrain.graph.keeper import NO_NAMES, Identity, Keeper, KeptBytes, Kind, WeightSize
-from dstrain.installed import described
+from dstrain.installed import naming_plugin
+from dstrain.storage import hash_json
 
 if TYPE_CHECKING:
     import torch
@@ -27,21 +28,9 @@ WITH_LORA: tuple[Kind, ...] = ("tile", "compile", "move")
 """The kinds that check networks whose LoRA layers are in."""
 
 
-@contextmanager
-def asking(keeper: Keeper) -> Iterator[None]:
-    """Within, a keeper does what it is asked: errors that are neither dstrain's nor the
-    machine's name its plugin.
-    """
-    try:
-        yield
-    except (DstrainError, MemoryError, OSError):
-        raise
-    except Exception as error:
-        # torch's, of a device
-        if type(error).__name__ == "OutOfMemoryError":
-            raise
-        what = f"its keeper {type(keeper).__name__} raised {described(error)}"
-        raise UsageError(keeper.plugin, what) from error
+def asking(keeper: Keeper) -> AbstractContextManager[None]:
+    """Within, a keeper does what it is asked; errors are as in `naming_plugin`."""
+    return naming_plugin(keeper.plugin, f"its keeper {type(keeper).__name__}")
 
 
 def ask(keeper: Keeper, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
@@ -137,9 +126,13 @@ class Keepers:
         self, component: str, config: Mapping[str, Any] | None = None
     ) -> list[Identity]:
         """Return what a component's numbers depend on; see `Keeper.identity`."""
-        of = self.of(component)
-        found = [ask(one, one.identity, component, config) for one in of]
-        return [one for one in found if one is not None]
+        found = []
+        for one in self.of(component):
+            with asking(one):
+                if (identity := one.identity(component, config)) is not None:
+                    hash_json("identity", identity.value)  # raises for what is no JSON
+                    found.append(identity)
+        return found
 
     def check(
         self,

@@ -32,6 +32,8 @@ class LoraFormat:
     A format that cannot write files leaves `has_names` as it is.
     """
 
+    plugin: str = "dstrain"
+    """The plugin that it is of, as errors name it; set by dstrain."""
     name: ClassVar[str] = ""
     """A value of --lora_format."""
     aliases: ClassVar[tuple[str, ...]] = ()
@@ -180,7 +182,8 @@ def _reads(one: LoraFormat, keys: Collection[str], header: Mapping[str, str]) ->
     try:
         return bool(one.reads(keys, header))
     except Exception as error:
-        logger.warning(f"LoRA format {one.name} is left out: {described(error)}")
+        what = f"its LoRA format {one.name} is left out: {described(error)}"
+        logger.warning(f"{one.plugin}: {what}")
         return False
 
 
@@ -196,7 +199,7 @@ def asking(one: LoraFormat, path: Path) -> Iterator[None]:
     except ValueError as error:
         raise StateError(path, str(error)) from error
     except Exception as error:
-        what = f"its format, {one.name}, failed: {described(error)}"
+        what = f"its format, {one.name} of {one.plugin}, failed: {described(error)}"
         raise StateError(path, what) from error
 
 

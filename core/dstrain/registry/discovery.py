@@ -38,7 +38,7 @@ def load_family(name: str, disabled_plugins: Collection[str] = ()) -> ModelFamil
         if plugin.name == name:
             refuse_clash(plugin, plugins)
             return checked_family(plugin)
-    names = sorted({plugin.name for plugin in plugins})
+    names = list(dict.fromkeys(plugin.name for plugin in plugins))
     advice = filter(None, [how_to_have("model", name, disabled_plugins)])
     raise UsageError("--model", _no_such("model", name, names), *advice)
 
@@ -92,8 +92,10 @@ def checked_family(plugin: Installed) -> ModelFamily:
         raise UsageError(plugin.where, what)
     refuse_other_interface(plugin, family.api)
     if family.name != plugin.name:
-        names = f"{plugin.name!r}, but its record {family.name!r}"
-        raise UsageError(plugin.where, f"its entry point is named {names}")
+        what = (
+            f"its entry point is named {plugin.name!r}, but its record {family.name!r}"
+        )
+        raise UsageError(plugin.where, what)
     for problem in family.problems():
         raise UsageError(plugin.where, problem)
     for name in family.needs:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +14,7 @@ import pluggy
 from dstrain.config.plugin_options import changed_of_plugins
 from dstrain.console import get_logger
 from dstrain.errors import DstrainError, UsageError
-from dstrain.installed import HOOK_GROUP, Installed, described, installed
+from dstrain.installed import HOOK_GROUP, Installed, described, installed, naming_plugin
 from dstrain.storage import hash_json
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 T = TypeVar("T")
+told: ContextVar[set[str]] = ContextVar("told")
+"""What `warn_once` has logged in a command."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +122,11 @@ class Extensions:
             for item in items:
                 what_it_is = kind.__name__.lower().replace("lora", "LoRA ")
                 word = f"{plugin.where}: its {what_it_is} {item.name!r}"
-                if item.name in own:
+                if hasattr(item, "plugin"):
+                    object.__setattr__(item, "plugin", plugin.where)
+                if what := _unusable(item):
+                    self._note(f"{word} {what}")
+                elif item.name in own:
                     what = "has the same name as one of dstrain's own, and is ignored"
                     self._note(f"{word} {what}")
                 elif item.name in owners:
@@ -139,8 +148,9 @@ class Extensions:
                 for answer in self._returned(plugin, "dstrain_hints", {}):
                     found = {**_texts(answer), **found}
             except (Exception, SystemExit) as error:
-                what = f"dstrain_hints failed: {described(error)}"
-                self._note(f"{plugin.where}: {what}")
+                what = f"{plugin.where}: dstrain_hints failed: {described(error)}"
+                self._note(what)
+                warn_once([what])
         return found
 
     def keepers(self, request: KeeperRequest) -> Keepers:
@@ -159,12 +169,8 @@ class Extensions:
         """
         found: list[tuple[Installed, Any]] = []
         for plugin, manager in self.managers.items():
-            try:
+            with naming_plugin(plugin.where, "its dstrain_updater hook"):
                 answers = manager.hook.dstrain_updater(options=options)
-            except DstrainError:
-                raise
-            except (Exception, SystemExit) as error:
-                raise _fault(plugin, "dstrain_updater", error) from error
             found += [(plugin, answer) for answer in answers]
         if len(found) > 1:
             (first, _), (second, _) = found[:2]
@@ -220,6 +226,25 @@ def _fault(
     what = f"its {hook} hook raised {described(error)}{when}"
     advice = f"mend it, or disable it with -p no:{plugin.name}"
     return UsageError(plugin.where, what, advice)
+
+
+def _unusable(offer: Any) -> str:
+    """Return why an offer cannot be used, '' if it can."""
+    if not offer.name:
+        return "has no name"
+    with suppress(re.error, TypeError):
+        re.compile(getattr(offer, "keys", ""))
+        return ""
+    return "has keys that are no regular expression"
+
+
+def warn_once(reasons: Collection[str]) -> None:
+    """Log why things of plugins cannot be used, each once in a command."""
+    known = told.get(set[str]())
+    for reason in reasons:
+        if reason not in known:
+            logger.warning(reason)
+        known.add(reason)
 
 
 def _texts(answer: Mapping[str, str]) -> dict[str, str]:

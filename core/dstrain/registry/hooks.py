@@ -63,6 +63,8 @@ class Defaults:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", dict(self.values))
+        if None in self.values.values():
+            raise TypeError("values are texts, not None")
 
 
 class Hooks:
@@ -184,3 +186,7 @@ class PromptRow:
     prompt: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of inference, by name; `seed` is that of the run otherwise."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, str):
+            raise TypeError(f"prompt is {self.prompt!r}, no text")

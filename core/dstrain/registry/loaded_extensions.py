@@ -19,7 +19,7 @@ from dstrain.installed import (
     refuse_clash,
     refuse_other_interface,
 )
-from dstrain.registry.extensions import Extensions
+from dstrain.registry.extensions import Extensions, told
 from dstrain.registry.hooks import RETIRED, Hooks
 
 _disabled: ContextVar[tuple[str, ...]] = ContextVar("disabled_plugins", default=())
@@ -31,10 +31,12 @@ def disabling(plugins: Collection[str]) -> Iterator[None]:
     context: a command says it once, and what reads a file need not be told.
     """
     before = _disabled.set(tuple(plugins))
+    others = told.set(told.get(set[str]()))
     try:
         yield
     finally:
         _disabled.reset(before)
+        told.reset(others)
 
 
 def disabled_plugins() -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import plugin_flags
 from dstrain.distributed import ProcessGroup, peer_failed
 from dstrain.errors import Diverged, StateError, UsageError
+from dstrain.installed import naming_plugin
 from dstrain.runs.checkpoints.directory import states
 from dstrain.runs.checks.flags import refuse_unshardable
 from dstrain.runs.feature_plan import check_configs
@@ -54,7 +55,8 @@ def prepare(
     optimizer = build_optimizer(setup.optimizer, module.trained.parameters)
     updater = updater_of(setup)
     parameters = module.trained_parameters
-    updater.start(parameters, optimizer, config.max_grad_norm, processes.size)
+    with naming_plugin(updater.plugin, "its updater"):
+        updater.start(parameters, optimizer, config.max_grad_norm, processes.size)
     return TrainingRun(
         setup=setup,
         processes=processes,
@@ -90,6 +92,7 @@ def updater_of(setup: Setup) -> Updater:
     if not isinstance(updater, Updater):
         what = f"dstrain_updater returned a {type(updater).__name__}, not an Updater"
         raise UsageError(plugin.where, what)
+    updater.plugin = plugin.where
     return updater
 
 

@@ -26,6 +26,8 @@ class Updater:
     `step` it ends a run whose loss or norm is not finite, so that no weight changes.
     """
 
+    plugin: str = ""
+    """The plugin that it is of, as errors name it; set by dstrain, '' for its own."""
     parameters: Sequence[nn.Parameter] = ()
     """What is trained."""
     optimizer: Optimizer

@@ -6,15 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from dstrain.config.options import ModelChoice
-from dstrain.console import get_logger, shell_word
+from dstrain.console import shell_word
 from dstrain.data.forms.form import ID, URL, Form, Given, Source
 from dstrain.data.forms.listing import left_out, list_media
 from dstrain.data.forms.metadata import SUFFIXES, metadata_files
 from dstrain.errors import DstrainError, UsageError, nearest
-from dstrain.installed import absent_names, how_to_have
-from dstrain.registry import load_extensions
+from dstrain.installed import absent_names, described, how_to_have
+from dstrain.registry import load_extensions, warn_once
 
-logger = get_logger(__name__)
 OWN = ("table", "folder", "several")
 """The forms that core reads."""
 FORM_FLAG = "--dataset_form"
@@ -27,8 +26,7 @@ def installed_forms(config: ModelChoice) -> tuple[Form, ...]:
     extensions = load_extensions(config.disabled_plugins)
     others = len(extensions.broken)
     offers = extensions.offered("dstrain_forms", Form, OWN, options=config)
-    for reason in extensions.broken[others:]:
-        logger.warning(reason)
+    warn_once(extensions.broken[others:])
     return tuple(offers.values())
 
 
@@ -99,9 +97,7 @@ def ask(
         except DstrainError:
             raise
         except Exception as error:
-            what = (
-                f"form {form.name} cannot look at it: {type(error).__name__}: {error}"
-            )
+            what = f"form {form.name} cannot look at it: {described(error)}"
             raise UsageError(given.path, what) from error
         if isinstance(answer, Source):
             found[form.name] = replace(answer, form=form.name, reader=form)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dstrain.config import as_flags, read_resolved
 from dstrain.config.options import TrainConfig, ends_at_last_step, options_affecting
-from dstrain.config.plugin_options import plugin_flags
+from dstrain.config.plugin_options import flags_by_name, plugin_flags
 from dstrain.errors import StateError
 from dstrain.models.device import ATTENTION
 from dstrain.runs.checkpoints.run_identity import (
@@ -74,13 +74,18 @@ def _differing_options(run: AnyRun) -> dict[str, tuple[Any, Any]]:
     }
     now = {**same, **as_flags(setup.recorded), **setup.versions}
     now[MODIFIERS] = modifiers_in_words(setup)
+    # Without its stage.
+    saved["task"] = str(recorded.get("task", "")).partition(":")[0]
+    now["task"] = setup.config.task_name
     names = [*options_affecting("training", "resolved"), *setup.spec.constants]
     if ends_at_last_step(setup.config.lr_scheduler):
         names += options_affecting("length")
-    names += [PROCESSES, MODIFIERS, ATTENTION]
+    names += [PROCESSES, MODIFIERS, ATTENTION, "task"]
     # Versions before an option did not record it.
     now = {name: now[name] for name in names if name in saved and name in now}
-    return _differing(saved, now)
+    # Of a plugin that is not there, say.
+    gone = recorded.keys() - {*flags_by_name(TrainConfig), *same, "versions", "p"}
+    return _differing(saved, now | dict.fromkeys(filter(recorded.get, sorted(gone))))
 
 
 def _differing(

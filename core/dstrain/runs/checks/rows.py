@@ -13,6 +13,7 @@ from dstrain.errors import about_dataset, first_few
 from dstrain.graph import with_measured
 from dstrain.pipeline import MASK
 from dstrain.pipeline.masked_spec import rows_without_masks
+from dstrain.registry import warn_once
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.setup import Setup
 
@@ -40,8 +41,7 @@ def log_warnings(setup: Setup) -> None:
     """Name the plugins that are broken and not used; say what is read of each dataset, what
     is not, and which clips are short.
     """
-    for reason in setup.extensions.broken:
-        logger.warning(reason)
+    warn_once(setup.extensions.broken)
     if setup.stage == "train":
         return
     for one in setup.datasets:

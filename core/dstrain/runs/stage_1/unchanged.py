@@ -18,6 +18,7 @@ from dstrain.console import get_logger, redacted, secrets
 from dstrain.data.forms import Source, texts_of
 from dstrain.errors import DstrainError, UsageError, first_few
 from dstrain.graph import Column
+from dstrain.registry import warn_once
 from dstrain.runs.checks.rows import log_left_out
 from dstrain.runs.datasets.sizes import largest_sample
 from dstrain.runs.datasets.sources import dataset_folders, dataset_source
@@ -108,8 +109,7 @@ def find_unchanged(setup: Setup, may_fetch: bool = True) -> list[Unchanged]:
 
 def log_unchanged(found: list[Unchanged]) -> None:
     """Say that there is nothing to compute, and what is not read."""
-    for reason in found[0].setup.extensions.broken:
-        logger.warning(reason)
+    warn_once(found[0].setup.extensions.broken)
     for one in found:
         log_left_out(one.setup)
         log_count(one.setup, 0, one.samples)

@@ -126,6 +126,16 @@ def test_a_state_that_is_named_is_compared_with_the_run_that_wrote_it(
         assert differing(here, max_steps=4, seed=1, **given) == {"seed": (0, 1)}
 
 
+def test_what_only_the_saved_run_has_is_named(
+    here: Path, held: Path, tmp_path: Path
+) -> None:
+    config = shutil.copytree(held, tmp_path / "copy") / "logs/config.json"
+    recorded = json.loads(config.read_text("utf-8"))
+    config.write_text(json.dumps({**recorded, "task": "own:train", "gone": 2}))
+    expected = {"seed": (0, 1), "task": ("own", "sft"), "gone": (2, None)}
+    assert differing(here, output_path=tmp_path / "copy", seed=1) == expected
+
+
 def test_what_was_saved_may_be_written_in_other_ways_but_for_the_preset(
     here: Path, held: Path, tmp_path: Path
 ) -> None:
