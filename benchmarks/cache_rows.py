@@ -47,12 +47,7 @@ IN_FOLDER = 1_000
 STEPS = 500
 LIMIT_MB = 700
 """The most RAM above imports that is promised."""
-HEAD = (
-    "rows",
-    "what",
-    "seconds",
-    "peak RAM above imports, MB",
-)
+HEAD = ("rows", "what", "seconds", "peak RAM above imports, MB")
 
 
 def encode_picture(image: Image.Image) -> empty_family.Latents:

@@ -119,14 +119,7 @@ def commands() -> list[list[str]]:
         [*on_look, "--task", "sft:data_process"],
         [*on_look, "--task", "sft:train"],
         [*images, str(OUT / "plain")],
-        [
-            *images,
-            str(OUT / "restyled"),
-            "--lora",
-            str(lora),
-            "--words",
-            LOOK,
-        ],
+        [*images, str(OUT / "restyled"), "--lora", str(lora), "--words", LOOK],
         [
             "python",
             "demo/digits.py",

@@ -125,8 +125,7 @@ def test_each_dataset_has_its_own_numbers(videos: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
-    [("5,10", "10|4n+1|9"), ("5,,9", "81"), ("5,5", "5")],
+    ("given", "named"), [("5,10", "10|4n+1|9"), ("5,,9", "81"), ("5,5", "5")]
 )
 def test_numbers_that_the_model_cannot_use_are_refused(
     videos: Path, tmp_path: Path, given: str, named: str

@@ -17,12 +17,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain import ModelConfig, TrainConfig
-from dstrain.models import (
-    NATIVE,
-    component_at,
-    components_of,
-    to_checkpoint,
-)
+from dstrain.models import NATIVE, component_at, components_of, to_checkpoint
 from dstrain.models.formats import from_checkpoint
 from dstrain.models.naming import model_configs
 from dstrain.models.weight_files import TORCH_SUFFIXES

@@ -55,10 +55,7 @@ Entries = Mapping[str, Any]
 
 
 def differences(
-    base: Path,
-    own: Path,
-    commands: Sequence[Sequence[str]],
-    shows_errors: bool = True,
+    base: Path, own: Path, commands: Sequence[Sequence[str]], shows_errors: bool = True
 ) -> Iterator[str]:
     """Yield a line for each difference between what a case left in two folders, and for
     each command that failed in both, unless the case shows errors.

@@ -22,10 +22,6 @@ from dstrain.data.images import (
     read_size as read_size,
 )
 from dstrain.data.row_checks import DataConfig as DataConfig
-from dstrain.data.table import (
-    Fault as Fault,
-    Table as Table,
-    text_fault as text_fault,
-)
+from dstrain.data.table import Fault as Fault, Table as Table, text_fault as text_fault
 from dstrain.data.variants import CaptionOptions as CaptionOptions
 from dstrain.data.videos import probe as probe, read_frames as read_frames

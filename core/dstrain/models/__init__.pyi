@@ -24,10 +24,7 @@ from dstrain.models.naming.location import (
     located as located,
     pipeline_class as pipeline_class,
 )
-from dstrain.models.needed_components import (
-    Found as Found,
-    find as find,
-)
+from dstrain.models.needed_components import Found as Found, find as find
 from dstrain.models.network_files import empty_component as empty_component
 from dstrain.models.toy import write_toy as write_toy
 from dstrain.models.weights import recognize as recognize

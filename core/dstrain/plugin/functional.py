@@ -10,11 +10,7 @@ from dstrain.data.images import (
 from dstrain.graph import LongPrompt
 from dstrain.graph.long_prompts import check_length, report_long_prompt
 from dstrain.models import StoredLinear, empty_component
-from dstrain.models.execution import (
-    around_blocks,
-    checkpoint_through,
-    repeated_blocks,
-)
+from dstrain.models.execution import around_blocks, checkpoint_through, repeated_blocks
 from dstrain.models.functional import (
     apply_guidance,
     as_uint8,

@@ -5,10 +5,7 @@ from dstrain.registry.discovery import (
     usable_families as usable_families,
     variant_of as variant_of,
 )
-from dstrain.registry.extensions import (
-    Extensions as Extensions,
-    warn_once as warn_once,
-)
+from dstrain.registry.extensions import Extensions as Extensions, warn_once as warn_once
 from dstrain.registry.family import (
     ModelFamily as ModelFamily,
     Option as Option,

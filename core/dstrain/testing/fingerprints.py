@@ -111,9 +111,7 @@ def read_fingerprints(folder: Path) -> dict[str, Any]:
 
 
 def changed(
-    recorded: Mapping[str, Any],
-    made: Mapping[str, Any],
-    variant: str,
+    recorded: Mapping[str, Any], made: Mapping[str, Any], variant: str
 ) -> list[str]:
     """Return a line for each unit of a variant whose outputs differ from the recorded
     ones.

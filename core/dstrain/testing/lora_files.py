@@ -30,12 +30,7 @@ from dstrain.testing.contract import ToyFixtures
 from dstrain.testing.family_under_test import FamilyUnderTest
 from dstrain.testing.loras import LoraReader, trained
 from dstrain.testing.round_trips import train_and_save
-from dstrain.testing.trained_sets import (
-    TrainedSet,
-    adapters,
-    conditioners,
-    denoisers,
-)
+from dstrain.testing.trained_sets import TrainedSet, adapters, conditioners, denoisers
 
 RANK = 4
 ALPHA = 6.0

@@ -132,10 +132,7 @@ SCHNELL = replace(
         latents_per_token=SCHEDULE.latents_per_token,
     ),
     denoiser_config={"in_channels": 64, "guidance_embeds": False},
-    defaults={
-        **without(DEV.defaults, "embedded_guidance"),
-        "num_inference_steps": 4,
-    },
+    defaults={**without(DEV.defaults, "embedded_guidance"), "num_inference_steps": 4},
 )
 
 # Where no single block follows, what the text's tokens ask for in the last joint block

@@ -175,10 +175,7 @@ def _with_alpha(
 
 
 def _convert_lora(
-    file: LoraFile,
-    header: dict[str, str],
-    family: ModelFamily,
-    program: str,
+    file: LoraFile, header: dict[str, str], family: ModelFamily, program: str
 ) -> tuple[dict[str, Tensor], str]:
     """Return the tensors of a file of `program` and a summary; adapts the header, which
     keeps the alpha of the training.
@@ -264,9 +261,7 @@ class LazyShapes(UserDict[str, Any]):
 
 
 def _read(
-    file: LoraFile,
-    header: Mapping[str, str],
-    family: ModelFamily,
+    file: LoraFile, header: Mapping[str, str], family: ModelFamily
 ) -> tuple[list[Lora], Mapping[str, Shapes]]:
     """Read a LoRA with the first published configurations that it fits; the header's,
     if there is one, replaces that of its component.

@@ -76,10 +76,7 @@ def format_of_weights(
 
 
 def key_format_of(
-    source: Path | str,
-    component: str,
-    family: ModelFamily,
-    program: str,
+    source: Path | str, component: str, family: ModelFamily, program: str
 ) -> LoraKeyFormat:
     """Return a program's names for a component; raises UsageError if it has none."""
     found = key_formats(components_of(family)[component], family)

@@ -12,14 +12,7 @@ from dstrain.plugin import (
     TrainConfig,
     UsageError,
 )
-from dstrain.plugin.lora import (
-    NATIVE,
-    Config,
-    Layer,
-    Lora,
-    LoraFormat,
-    LoraLayer,
-)
+from dstrain.plugin.lora import NATIVE, Config, Layer, Lora, LoraFormat, LoraLayer
 from torch import Tensor
 
 from dstrain_formats.fusing import joined, refuse_parts
@@ -149,9 +142,7 @@ def refuse_lora_type(lora_type: str, program: str) -> None:
 
 
 def layers_in(
-    lora: Lora,
-    key_format: LoraKeyFormat,
-    shapes: Shapes,
+    lora: Lora, key_format: LoraKeyFormat, shapes: Shapes
 ) -> dict[str, Tensor]:
     """Return the tensors of a LoRA by their keys in a program's file.
 

@@ -6,13 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import (
-    GenerateConfig,
-    Pipeline,
-    TrainConfig,
-    UsageError,
-    run,
-)
+from dstrain import GenerateConfig, Pipeline, TrainConfig, UsageError, run
 from dstrain.cli.main import main
 from dstrain.config import CONFIG, validate, with_run_options, write_resolved
 

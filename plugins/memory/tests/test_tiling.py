@@ -9,13 +9,7 @@ import pytest
 from dstrain import UsageError
 from dstrain.graph.keepers import Keepers
 from dstrain.models.needed_components import Found, component_digests
-from dstrain.plugin import (
-    Component,
-    DiffusersNetwork,
-    Files,
-    KeeperRequest,
-    Tokenizer,
-)
+from dstrain.plugin import Component, DiffusersNetwork, Files, KeeperRequest, Tokenizer
 from dstrain_memory.options import MemoryOptions
 from dstrain_memory.tiles import Tiles
 from dstrain_memory.tiling import Tile, Tiling, tiling as tiling_of

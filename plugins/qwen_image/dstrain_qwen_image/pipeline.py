@@ -158,11 +158,7 @@ IN_CONTEXT = replace(
 
 ELIGEN = replace(
     BASE,
-    units=(
-        *BASE.units,
-        entities.encode_entity_prompts,
-        entities.find_entity_tokens,
-    ),
+    units=(*BASE.units, entities.encode_entity_prompts, entities.find_entity_tokens),
     model_fn=entities.predict_entities,
     inputs={
         **BASE.inputs,
@@ -186,11 +182,7 @@ INPAINT = replace(
     inputs={
         **BASE.inputs,
         "inpaint_mask": Column(
-            "inpaint_mask",
-            "image",
-            mode="L",
-            multiple=SIDE_MULTIPLE,
-            of="input_image",
+            "inpaint_mask", "image", mode="L", multiple=SIDE_MULTIPLE, of="input_image"
         ),
     },
 )

@@ -292,10 +292,7 @@ def _encode_with_images(
 
 
 def _encode_tokens(
-    tokens: Mapping[str, Tensor],
-    dropped: int,
-    text_encoder: Any,
-    device: torch.device,
+    tokens: Mapping[str, Tensor], dropped: int, text_encoder: Any, device: torch.device
 ) -> Prompt:
     """Return the last hidden states, without those of the first `dropped` tokens."""
     inputs = {name: value.to(device) for name, value in tokens.items()}

@@ -142,9 +142,7 @@ MODEL = ModelFamily(
     },
     model_files=MODEL_FILES,
     pipeline_classes=("WanPipeline", "WanImageToVideoPipeline"),
-    other_models={
-        "LongCat-Video": {"num_attention_heads": 32, "num_layers": 48},
-    },
+    other_models={"LongCat-Video": {"num_attention_heads": 32, "num_layers": 48}},
     unsupported_models={
         "Wan2.2-Animate-2": ("Wan-AI/Wan2.2-Animate-2-*", "animate2_*"),
         "Wan2.2-Animate": ("Wan-AI/Wan2.2-Animate-*", "animate_*"),

@@ -231,9 +231,7 @@ FUN_CONTROL_A14B = replace(
 )
 CAMERA = {
     "camera_control_direction": Column(
-        "camera_control_direction",
-        check=one_of(*camera.DIRECTIONS),
-        directed=True,
+        "camera_control_direction", check=one_of(*camera.DIRECTIONS), directed=True
     ),
     "camera_control_speed": Column("camera_control_speed", "number", optional=True),
 }

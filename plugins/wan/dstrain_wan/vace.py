@@ -27,10 +27,7 @@ class Conditions(TypedDict):
 
 @versioned(1)
 def encode_video_after_reference(
-    input_video: Frames,
-    vace_reference_image: Image.Image | None = None,
-    *,
-    vae: Any,
+    input_video: Frames, vace_reference_image: Image.Image | None = None, *, vae: Any
 ) -> units.Latents:
     """Encode a video as `encode_video` does, after the reference image if there is one."""
     latents = units.encode_video(input_video, vae=vae)["input_latents"]

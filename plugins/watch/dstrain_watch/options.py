@@ -44,9 +44,7 @@ class WatchOptions:
         minimum=1,
     )
     preview_at_start: bool = option(
-        "output: previews",
-        "Generate previews before training as well.",
-        False,
+        "output: previews", "Generate previews before training as well.", False
     )
     report_to: str | None = option(
         "output: trackers",
@@ -59,22 +57,16 @@ class WatchOptions:
         False,
     )
     enable_wandb_log: bool = option(
-        "output: trackers",
-        "Log to Weights & Biases, as --report_to wandb does.",
-        False,
+        "output: trackers", "Log to Weights & Biases, as --report_to wandb does.", False
     )
     wandb_project: str | None = option(
-        "output: trackers",
-        "Project in Weights & Biases. Defaults to dstrain.",
+        "output: trackers", "Project in Weights & Biases. Defaults to dstrain."
     )
     enable_swanlab_log: bool = option(
-        "output: trackers",
-        "Log to SwanLab, as --report_to swanlab does.",
-        False,
+        "output: trackers", "Log to SwanLab, as --report_to swanlab does.", False
     )
     swanlab_project: str | None = option(
-        "output: trackers",
-        "Project in SwanLab. Defaults to dstrain.",
+        "output: trackers", "Project in SwanLab. Defaults to dstrain."
     )
     enable_csv_log: bool = option(
         "output: trackers",

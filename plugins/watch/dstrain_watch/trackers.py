@@ -19,11 +19,7 @@ TRACKERS = (
 FINISH_SECONDS = 300
 """How long Weights & Biases may send what is left when the run ends."""
 NO_METADATA = MappingProxyType(
-    {
-        "metadata_collect": False,
-        "requirements_collect": False,
-        "log_proxy_type": "none",
-    }
+    {"metadata_collect": False, "requirements_collect": False, "log_proxy_type": "none"}
 )
 """SwanLab's settings by which it sends neither the command line nor what is printed."""
 

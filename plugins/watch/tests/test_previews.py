@@ -34,10 +34,7 @@ from tests.support.runs import (
 )
 
 pytestmark = pytest.mark.usefixtures("tiny")
-TWO: dict[str, Any] = {
-    "preview_prompt": ("a red dog", "cat"),
-    "preview_at_start": True,
-}
+TWO: dict[str, Any] = {"preview_prompt": ("a red dog", "cat"), "preview_at_start": True}
 
 
 def made(folder: Path) -> dict[str, bytes]:

@@ -5,13 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain.data import (
-    Cell,
-    Dataset,
-    Resolution,
-    decoding,
-    load_cell,
-)
+from dstrain.data import Cell, Dataset, Resolution, decoding, load_cell
 from dstrain.data.clips import FrameSampling
 from dstrain.data.decoding import skip_undecodable
 from dstrain.plugin import Column

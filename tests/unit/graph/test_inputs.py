@@ -4,16 +4,8 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from dstrain.graph import (
-    LongPrompt,
-    noticing_long_prompts,
-)
-from dstrain.plugin import (
-    at_least,
-    between,
-    functional,
-    one_of,
-)
+from dstrain.graph import LongPrompt, noticing_long_prompts
+from dstrain.plugin import at_least, between, functional, one_of
 
 
 def test_checks_say_nothing_of_what_is_right_and_what_is_expected_of_the_rest() -> None:

@@ -8,12 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dstrain.registry import (
-    Extensions,
-    disabling,
-    extensions_in_use,
-    load_extensions,
-)
+from dstrain.registry import Extensions, disabling, extensions_in_use, load_extensions
 
 HOOKS = """
 from types import SimpleNamespace

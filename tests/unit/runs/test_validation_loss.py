@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import (
-    Batch,
-    Interrupted,
-    StateError,
-    TrainingModule,
-    UsageError,
-)
+from dstrain import Batch, Interrupted, StateError, TrainingModule, UsageError
 from torch import Tensor
 
 from tests.support import family

@@ -15,12 +15,7 @@ from typing import Any
 import pytest
 from dstrain import Sample, SampleKey, StateError, SystemFault, UsageError
 from dstrain.data import Cell
-from dstrain.training import (
-    DecodedSamples,
-    MicroBatch,
-    SampleSource,
-    load_batches,
-)
+from dstrain.training import DecodedSamples, MicroBatch, SampleSource, load_batches
 
 from tests.support.caching_project import Place, filled_place, plain
 

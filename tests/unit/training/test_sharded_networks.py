@@ -14,11 +14,7 @@ from dstrain.distributed import Sharding
 from dstrain.models import Found
 from dstrain.plugin import Component, DiffusersNetwork, Files
 from dstrain.storage import take_part, write_tensors
-from dstrain.training.sharded_networks import (
-    Division,
-    keeping_gradients,
-    read_own_rows,
-)
+from dstrain.training.sharded_networks import Division, keeping_gradients, read_own_rows
 from dstrain.training.updater import clip_gradients
 from safetensors.torch import save_file
 from torch import Tensor, nn

@@ -12,11 +12,7 @@ from typing import Any
 from torch.optim import AdamW, Optimizer
 
 from dstrain.config import LearningRates, parse_learning_rates
-from dstrain.config.named_optimizers import (
-    OPTIMIZERS,
-    NamedOptimizer,
-    named,
-)
+from dstrain.config.named_optimizers import OPTIMIZERS, NamedOptimizer, named
 from dstrain.config.options import OptimizerOptions
 from dstrain.console import silenced
 from dstrain.errors import UsageError, nearest

@@ -6,13 +6,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from dstrain.plugin import (
-    Identity,
-    Keeper,
-    KeeperRequest,
-    UsageError,
-    WeightSize,
-)
+from dstrain.plugin import Identity, Keeper, KeeperRequest, UsageError, WeightSize
 from torch import Tensor, nn
 
 from dstrain_memory.options import MemoryOptions

@@ -39,10 +39,7 @@ def to_4bit(kind: str, weight: Tensor) -> tuple[Tensor, ...]:
 
 
 def from_4bit(
-    kind: str,
-    shape: tuple[int, int],
-    stored: Sequence[Tensor],
-    dtype: torch.dtype,
+    kind: str, shape: tuple[int, int], stored: Sequence[Tensor], dtype: torch.dtype
 ) -> Tensor:
     """Restore what `to_4bit` returns."""
     functions = _library("bitsandbytes.functional")

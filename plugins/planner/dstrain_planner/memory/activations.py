@@ -140,9 +140,7 @@ def _bytes(storages: Storages, others: Storages | None = None) -> int:
 
 
 def count_activations(
-    module: TrainingModule,
-    samples: Sequence[Sample],
-    trains: bool = True,
+    module: TrainingModule, samples: Sequence[Sample], trains: bool = True
 ) -> Activations:
     """Run one step of a module on these samples without memory, and count.
 

@@ -163,9 +163,7 @@ def recipes_group() -> click.Group:
             help="Of this model family.",
         ),
         click.Option(
-            ["--goal"],
-            metavar="GOAL",
-            help="Of this goal, such as style or motion.",
+            ["--goal"], metavar="GOAL", help="Of this goal, such as style or motion."
         ),
         click.Option(
             ["--card"],

@@ -51,10 +51,7 @@ def command() -> click.Command:
             "What the model is asked. Defaults to a description of what is seen, for models "
             "that follow instructions; others caption without being asked.",
         ),
-        _option(
-            "trigger_word",
-            "Word to put before captions that do not contain it.",
-        ),
+        _option("trigger_word", "Word to put before captions that do not contain it."),
         _option("caption_prefix", "Text to put before each caption, as it is."),
         _option("caption_suffix", "Text to put after each caption, as it is."),
         _option("overwrite", "Replace captions that exist.", is_flag=True),

@@ -5,14 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dstrain import UsageError
-from dstrain.data import (
-    VIDEOS,
-    Medium,
-    left_out,
-    list_media,
-    printable,
-    read_caption,
-)
+from dstrain.data import VIDEOS, Medium, left_out, list_media, printable, read_caption
 
 SUFFIX = ".txt"
 REWRITTEN = (SUFFIX, ".caption")

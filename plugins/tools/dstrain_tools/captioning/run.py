@@ -10,12 +10,7 @@ from dstrain import SystemFault, UsageError
 from dstrain.cache import replacing
 from dstrain.data import CaptionOptions as Additions, metadata_files, printable
 from dstrain.plugin import get_logger, progress_bar
-from dstrain.plugin.commands import (
-    installed,
-    number_of,
-    shell_command,
-    status,
-)
+from dstrain.plugin.commands import installed, number_of, shell_command, status
 from PIL import Image
 
 from dstrain_tools.captioning.folder import Task, Tasks, find_tasks

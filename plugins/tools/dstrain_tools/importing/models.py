@@ -116,10 +116,7 @@ def _of_origins(given: Mapping[str, Any], family: ModelFamily, where: str) -> st
 
 
 def _of_ai_toolkit(
-    given: Mapping[str, Any],
-    table: Table,
-    families: Sequence[ModelFamily],
-    where: str,
+    given: Mapping[str, Any], table: Table, families: Sequence[ModelFamily], where: str
 ) -> Model:
     """Return the model of `model.name_or_path`, or the published one of its
     `model.arch`.

@@ -174,9 +174,7 @@ def _generate(
 
 
 def _columns(
-    table: Table,
-    source: PipelineSource,
-    shared: Mapping[str, Any],
+    table: Table, source: PipelineSource, shared: Mapping[str, Any]
 ) -> dict[str, Column]:
     """Return the table's columns that inference reads, by name; warn of those that
     neither it nor distillation reads.
@@ -327,9 +325,7 @@ def _copy(path: Path, copy: Path) -> None:
 
 
 def _write_metadata(
-    table: Table,
-    files: Mapping[str, Sequence[str]],
-    path: Path,
+    table: Table, files: Mapping[str, Sequence[str]], path: Path
 ) -> None:
     """Write the table with the columns of generated files; lists as JSON."""
     text = io.StringIO(newline="")

@@ -44,10 +44,7 @@ def student_steps(table: Table) -> list[int]:
 
 
 def write_trajectory(
-    path: Path,
-    schedule: FlowMatchSchedule,
-    states: Sequence[Tensor],
-    steps: int,
+    path: Path, schedule: FlowMatchSchedule, states: Sequence[Tensor], steps: int
 ) -> None:
     """Write the latents at the sigmas of a student's steps; see `training.distill`.
 

@@ -1,8 +1,3 @@
 """Feature caches of the families `stored` and `tiny`."""
 
-from tests.support.filled_caches import (  # noqa: F401  # fixtures
-    here,
-    place,
-    spare,
-    two_plans,
-)
+from tests.support.filled_caches import here, place, spare, two_plans  # noqa: F401  # fixtures

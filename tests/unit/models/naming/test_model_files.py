@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 from dstrain import ModelConfig, StateError, TrainConfig, UsageError, run
 from dstrain.errors import MissingFiles
-from dstrain.models.naming import (
-    model_configs,
-    parts_of,
-    without_replaced,
-)
+from dstrain.models.naming import model_configs, parts_of, without_replaced
 from safetensors.torch import load_file, save_file
 
 from tests.support.family import COMPONENTS, IDS, MODEL, weights_of, write

@@ -22,6 +22,6 @@ MODEL = ModelFamily(
             "dit": "transformer/*.safetensors",
             "text_encoder": "text_encoder/*.safetensors",
             "vae": "vae/*.safetensors",
-        },
+        }
     },
 )

@@ -36,5 +36,5 @@ PIPELINES = {
             "guidance_scale": 3.0,
             "negative_prompt": "",
         },
-    ),
+    )
 }
