@@ -3,13 +3,11 @@ is wanted.
 """
 
 import importlib
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType, ModuleType, SimpleNamespace
-from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -109,20 +107,3 @@ def test_a_benchmark_prints_its_table(
 
 def test_every_benchmark_is_run_here() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == {*ARGUMENTS} | WITHOUT
-
-
-def test_the_curve_of_rows_has_a_line_for_each_thing_that_is_measured(
-    scripts: None, tmp_path: Path
-) -> None:
-    rows = imported("cache_rows")
-    lines = [
-        (count, what, "1", "100")
-        for count in ("1,000", "1,000,000")
-        for what in rows.MEASURED
-    ]
-    rows.write_curve(tmp_path / "curve.svg", lines)
-    image = ElementTree.parse(tmp_path / "curve.svg")
-    drawn = [one for one in image.iter() if one.get("stroke-width") == "2"]
-    assert len(drawn) == len(rows.MEASURED)
-    # Equal figures are a level line.
-    assert all(len({*re.findall(r" ([\d.]+)", one.get("d", ""))}) == 1 for one in drawn)

@@ -69,21 +69,6 @@ def test_no_case_begins_when_the_time_is_over() -> None:
     assert all(case["left_out"] == "0 seconds are over" for case in cases)
 
 
-def test_methods_and_places_of_weights_are_what_is_measured() -> None:
-    """At least one case stores, swaps, offloads, compiles and trains in full."""
-    every = [case for cases in CALLS.values() for case in cases]
-    assert {case.method for case in every} >= {"", "fp8", "bitsandbytes_nf4"}
-    assert {case.checkpointing for case in every} == {"none", "block", "offload"}
-    assert any(case.swap for case in every) and any(case.compile for case in every)
-    assert {case.train for case in every} == {"lora", "full"}
-    assert {case.model for case in every} == {"qwen_image", "flux", "wan", "wan_1.3b"}
-    assert {case.program for case in every} == {
-        *("dstrain", "bare", "diffusers", "reference")
-    }
-    # In full: whole networks.
-    assert all(case.layers == 0 for case in CALLS[6])
-
-
 @pytest.mark.drawn  # it counts the memory of a model at its published size
 def test_the_page_of_cards_says_what_is_computed_now() -> None:
     """Of one family, and the smallest card: `python -m benchmarks.gpu.cards check`

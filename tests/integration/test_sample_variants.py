@@ -141,11 +141,6 @@ def test_the_cache_has_each_text_and_each_view_once(
     assert len(rows) == 2 * (2 + 3 + 1 + 2)
 
 
-def plan_in(cache: Path) -> Path:
-    (path,) = (cache / "plans").glob("[!.]*.json")
-    return path
-
-
 def test_stage_2_refuses_other_variants(place: Path, tmp_path: Path) -> None:
     cache = {"feature_cache": tmp_path / "cache"}
     run(config(place, task="sft:data_process", caption_dropout=0.1, **cache))

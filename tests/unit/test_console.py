@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import dstrain
 import pytest
-from dstrain import GenerateConfig, StepNumbers, console, generate
+from dstrain import StepNumbers, console
 from dstrain.console import (
     as_table,
     fitted,
@@ -36,13 +36,11 @@ TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUv"
 
 
 class Clock:
-    """The time that bars see, which passes where a test says so, or at each look."""
+    """The time that bars see, which passes where a test says so."""
 
     now = 1.0
-    tick = 0.0
 
     def __call__(self) -> float:
-        self.now += self.tick
         return self.now
 
     def wait(self, seconds: float) -> None:
@@ -155,21 +153,6 @@ def test_a_bar_and_its_numbers_fit_80_columns_of_a_terminal(clock: Clock) -> Non
     assert last.endswith("lr 9.9e-05")
     assert "1240/6000  0.83/s, 1:35:11 left, loss 0.0512 (20 steps)" in last
     assert len(last) <= 80
-
-
-def test_generate_shows_its_steps(tmp_path: Path, clock: Clock) -> None:
-    clock.tick = 1.0
-    config = GenerateConfig(
-        model="tiny",
-        toy=True,
-        prompt="a",
-        num_inference_steps=3,
-        output=tmp_path / "a.png",
-    )
-    with redirect_stderr(Terminal()) as terminal:
-        generate(config)
-    assert "generate 0%" in terminal.getvalue()
-    assert "3/3" in terminal.getvalue()
 
 
 def test_a_script_without_settings_sees_warnings_alone(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import dstrain
 import pytest
 from dstrain import DstrainError, StateError, TrainConfig, UsageError
 from dstrain.config import flags
-from dstrain.errors import about_dataset, about_rows, nearest
+from dstrain.errors import about_rows, nearest
 
 FLAGS = tuple(flag.name for flag in flags(TrainConfig))
 MEANT = {
@@ -61,6 +61,8 @@ def test_every_kind_of_error_has_a_code() -> None:
         "UsageError": 2,
         "InputError": 2,
         "StateError": 3,
+        "CacheError": 3,
+        "MissingFiles": 3,
         "SystemFault": 4,
         "Diverged": 5,
         "OutOfMemory": 6,
@@ -83,20 +85,3 @@ def test_a_unit_error_gets_the_rows_it_is_about_and_then_their_places() -> None:
     with pytest.raises(StateError) as other, about_rows([3]):
         raise StateError("a", "b")
     assert other.value.rows == ()
-
-
-@pytest.mark.parametrize(
-    ("dataset", "where", "named"),
-    [
-        ("--dataset 2", "--crops", "--dataset 2: --crops"),
-        ("--dataset 2", "a.csv", "a.csv"),
-        ("", "--crops", "--crops"),
-    ],
-)
-def test_a_dataset_is_named_in_errors_of_its_options_alone(
-    dataset: str, where: str, named: str
-) -> None:
-    with pytest.raises(UsageError) as caught, about_dataset(dataset):
-        raise UsageError(where, "cannot", "do this")
-    assert caught.value.where == named
-    assert (caught.value.what, caught.value.help_lines) == ("cannot", ("do this",))

@@ -102,6 +102,7 @@ def test_published_files_are_named_as_the_model_flags_have_them(here: Path) -> N
             r"--quant_options: .*--trainable_models dit\.blocks\.0",
         ),
         ("quant_options=dit:fp8@to_qq", "--quant_options: .*'to_qq'.*'to_q'"),
+        ("quant_options=dit:fp8@q", "--quant_options: dit:fp8@q: .*'q'"),
         ("quant_options=dit:fp8/to_qq", "--quant_options: .*'to_qq'.*'to_q'"),
         (
             "quant_options=dit:fp8;dit:int8_block@to_q",

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,22 +247,6 @@ def start(here: Path, tiny: Path) -> Callable[..., "subprocess.Popen[str]"]:
         return subprocess.Popen(command, cwd=here, env=env, text=True, **pipes)
 
     return started
-
-
-def test_a_signal_from_outside_ends_a_run_where_it_can_resume(
-    here: Path, start: Callable[..., Any]
-) -> None:
-    child = start(f"{TRAIN} --num_epochs 100000 --save_steps 1000000")
-    log = here / "out/logs/loss.csv"
-    while child.poll() is None and not (
-        log.exists() and log.read_text().count("\n") > 2
-    ):
-        time.sleep(0.05)
-    child.send_signal(signal.SIGTERM)
-    _, said = child.communicate()
-    assert child.returncode == 75, said
-    assert "Traceback" not in said
-    assert "dstrain: error: out: " in said
 
 
 @pytest.mark.parametrize(

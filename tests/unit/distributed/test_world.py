@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from accelerate import Accelerator
-from dstrain.distributed import distributed_run
 from torch.distributed import Store
 
 from tests.support.family import weights_of, write_data
@@ -39,17 +36,6 @@ def ran(size: int, here: Path, output: Path, **more: Any) -> None:
     line = command(here, learning_rate=1e-2, **more)
     ended = in_processes(size, commands(line), output)
     assert ended.codes == (0,) * size, ended.said
-
-
-def test_what_one_process_knows_all_know_and_sums_are_over_all(tmp_path: Path) -> None:
-    def work(rank: int) -> None:
-        with distributed_run(Accelerator(cpu=True)) as processes:
-            assert processes.any(rank == 1)
-            assert not processes.any(False)
-            assert processes.total(torch.tensor(rank + 1.0)) == 3
-
-    ended = in_processes(2, work, tmp_path)
-    assert ended.codes == (0, 0), ended.said
 
 
 def test_the_process_that_holds_the_store_ends_after_the_others_have_looked(

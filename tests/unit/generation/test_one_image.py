@@ -90,7 +90,7 @@ def test_a_dry_run_says_what_would_be_made_of_what_and_loads_no_weights(
         generate(planned)
 
 
-def test_a_terminal_shows_that_the_latents_are_decoded(
+def test_a_terminal_shows_the_steps_and_that_the_latents_are_decoded(
     config: GenerateConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = io.StringIO()
@@ -101,7 +101,7 @@ def test_a_terminal_shows_that_the_latents_are_decoded(
     generate(
         replace(config, num_inference_steps=2, denoising_strength=0.5, input=(start,))
     )
-    assert "decode 100%" in terminal.getvalue()
+    assert all(one in terminal.getvalue() for one in ("generate 0%", "decode 100%"))
     assert texts(config.output)["denoising_strength"] == "0.5"
 
 

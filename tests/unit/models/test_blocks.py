@@ -9,7 +9,6 @@ from diffusers import FluxTransformer2DModel
 from dstrain.models.execution import enable_checkpointing, repeated_blocks
 from dstrain.plugin.functional import around_blocks
 from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModel
 
 NAMES = ["transformer_blocks.0", "transformer_blocks.1", "single_transformer_blocks.0"]
 
@@ -57,22 +56,6 @@ def test_blocks_are_the_equal_modules_of_a_list_and_none_is_inside_another() -> 
     own |= {"alone.0.parts.0": parts[0], "alone.0.parts.1": parts[1]}
     assert repeated_blocks(network) == own
     assert not repeated_blocks(nn.Sequential(nn.Linear(1, 1)))
-
-
-def test_networks_of_both_libraries_name_their_blocks(network: nn.Module) -> None:
-    assert list(repeated_blocks(network)) == NAMES
-    config = CLIPTextConfig(
-        vocab_size=8,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-    )
-    names = [
-        name.rpartition("encoder.")[2]
-        for name in repeated_blocks(CLIPTextModel(config))
-    ]
-    assert names == ["layers.0", "layers.1"]
 
 
 def predict(network: nn.Module) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from dstrain import Diverged, run
 from dstrain.cli.main import main
-from dstrain.plugin import Observer
 
 from tests.support.processes import in_processes, words
 from tests.support.runs import (
@@ -198,17 +197,3 @@ def test_a_runs_file_says_where_it_is_and_ended(here: Path, tmp_path: Path) -> N
     last = json.loads((tmp_path / "two/logs/state.json").read_text())
     assert (last["step"], last["ended"]) == (1, "failed")
     assert "no more" in last["message"]
-
-
-def test_an_observer_does_nothing_unless_it_is_told_to(
-    fake_plugin: Install, here: Path, tmp_path: Path
-) -> None:
-    source = NOTES.partition("class Notes")[0] + (
-        "@hookimpl\ndef dstrain_observers(run):\n    return [Observer()]\n"
-    )
-    installed(fake_plugin, notes=source)
-    one = train(here, output_path=tmp_path / "one", max_steps=2)
-    assert Observer().state() is None
-    assert same(
-        files(one), files(train(here, output_path=tmp_path / "two", max_steps=2))
-    )

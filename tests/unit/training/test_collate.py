@@ -20,12 +20,6 @@ def test_the_named_axis_is_padded_with_zeros_at_its_end(axis: int) -> None:
     assert not first.narrow(axis - 1, 2, 1).any()
 
 
-def test_a_masks_padding_is_false_and_it_stays_a_mask() -> None:
-    masks = [{"mask": torch.ones(1, length, dtype=torch.bool)} for length in (1, 3)]
-    padded = collate(masks, {"mask": 1})["mask"]
-    assert padded.tolist() == [[True, False, False], [True, True, True]]
-
-
 def test_lists_and_records_are_joined_item_by_item() -> None:
     samples = [
         {"value": {"many": [ramp(1, 1), ramp(1, length)], "size": 3}}

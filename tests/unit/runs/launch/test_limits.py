@@ -55,16 +55,3 @@ def test_machines_have_equally_many_processes(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(UsageError, match=r"3 .* 2 each"):
         run(config(here, dry_run=True))
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"trainable_models": "dit"},
-        {"trainable_models": "dit.blocks.1"},
-        *({"optimizer": name} for name in ("adamw", "lion", "schedulefree")),
-        {"customized_optimizer": "torch.optim.NAdam"},
-    ],
-)
-def test_the_denoiser_can_be_divided(here: Path, flags: dict[str, Any]) -> None:
-    run(config(here, dry_run=True, **flags))
