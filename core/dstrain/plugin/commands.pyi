@@ -22,11 +22,13 @@ from dstrain.console import (
     fitted as fitted,
     number_of as number_of,
     printable as printable,
+    secrets as secrets,
     shell_command as shell_command,
     silenced as silenced,
     status as status,
 )
 from dstrain.distributed import interrupt_on_signals as interrupt_on_signals
+from dstrain.errors import secret_error as secret_error
 from dstrain.installed import installed as installed
 from dstrain.lazy import without_optional as without_optional
 from dstrain.registry import (

@@ -126,7 +126,7 @@ def test_settings_of_previews_follow_each_prompt_where_there_are_previews(
     job: Import,
 ) -> None:
     sample: dict[str, object] = {
-        "prompts": ["a [trigger] --ctrl_img a.png", "a cat --d 7"],
+        "prompts": ["a [trigger] --AR 16:9 --ctrl_img a.png", "a cat --d 7"],
         "sample_every": 250,
         "sampler": "flowmatch",
         "seed": 42,

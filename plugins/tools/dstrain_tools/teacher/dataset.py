@@ -45,12 +45,11 @@ from dstrain.plugin import (
     GenerateConfig,
     get_logger,
     progress_bar,
-    redacted,
     remove_leftovers,
     save_image_or_video,
     write_json,
 )
-from dstrain.plugin.commands import number_of
+from dstrain.plugin.commands import number_of, secret_error, secrets
 from torch import Tensor
 
 from dstrain_tools.options import TeacherOptions
@@ -79,10 +78,10 @@ def generate_dataset(config: GenerateConfig) -> None:
     assert own.dataset is not None
     table = read_metadata(own.dataset)
     folder = config.output
-    for number, row in enumerate(table.rows):
-        if redacted(str(row)) != str(row):
-            what = "contains a secret, such as the value of an environment variable"
-            raise UsageError(table.where(number), what, "take it out")
+    for value, variable in secrets().items():
+        for number, row in enumerate(table.rows):
+            if value in str(row):
+                raise secret_error(table.where(number), variable)
     with open_source(config, table.columns) as source, lock(folder):
         if source.spec.makes_layers:
             what = f"variant {source.spec.variant} generates several images for a row"

@@ -17,6 +17,8 @@ OWN_SAMPLER = "flowmatch"
 """The sampler of ai-toolkit that is the models' own."""
 VIDEO_SETTINGS = ("sample.num_frames", "sample.fps")
 PROMPTS = ("sample_prompts", "sample.prompts", "sample.samples")
+LARGE_STEPS_OF, LARGE_STEP = "ti2v-5b", 32
+"""The variant whose sides are multiples of more than 16 pixels, and of how many."""
 TRIGGER = "[trigger]"
 """What stands in prompts of ai-toolkit for its trigger word."""
 MARKS = {
@@ -146,7 +148,7 @@ def _previews(
     for row in rows:
         # Settings may follow a prompt: `a dog --w 512 --s 20`.
         text, *settings = re.split(
-            r"(?:^|\s+)--(?=[a-z])", str(row.get("prompt") or "")
+            r"(?:^|\s+)--(?=[A-Za-z])", str(row.get("prompt") or "")
         )
         if not text.strip():
             continue
@@ -166,7 +168,10 @@ def _previews(
         sides = [own.pop(mark, "") for mark in "wh"]
         if all(sides):
             # What those tools would make.
-            own["w"], own["h"] = (str(max(16, int(one) // 16 * 16)) for one in sides)
+            step = LARGE_STEP if context.model.variant == LARGE_STEPS_OF else 16
+            own["w"], own["h"] = (
+                str(max(step, int(one) // step * step)) for one in sides
+            )
         is_lost = is_lost or own.keys() != asked.keys()
         marks = "".join(f" --{mark} {one}" for mark, one in own.items())
         found.append(text.strip().replace(TRIGGER, word) + marks)
