@@ -146,7 +146,7 @@ def how_to_have(kind: str, name: str, disabled_plugins: Collection[str] = ()) ->
     installed, or is disabled; '' if none adds it.
 
     kind: options, generate (those of them that change what it makes), commands, or the
-    option whose value it is: of model, also whose ids begin so (`Wan-AI/`).
+    option whose value it is: of model, also whose ids begin so (`Owner/`).
     """
     for plugin, adds in _absent().items():
         if name not in adds.get(kind, {}):
