@@ -76,7 +76,10 @@ print(json.dumps(taken))
 def milliseconds_of_options(runs: int) -> dict[str, float]:
     """Return the median time that the options of each plugin take to import."""
     command = (sys.executable, "-c", OPTIONS)
-    found = [json.loads(subprocess.check_output(command)) for _ in range(runs)]
+    done = [
+        subprocess.run(command, check=True, capture_output=True) for _ in range(runs)
+    ]
+    found = [json.loads(one.stdout) for one in done]
     return {name: statistics.median(one[name] for one in found) for name in found[0]}
 
 

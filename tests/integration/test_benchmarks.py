@@ -102,7 +102,8 @@ def test_a_benchmark_prints_its_table(
     done = CliRunner().invoke(script.main, ARGUMENTS[name], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     table = [line for line in done.output.splitlines() if line.startswith("| ")]
-    assert len(table) >= 3 and len({line.count("|") for line in table}) == 1
+    tables = sum(line.startswith("| ---") for line in table)
+    assert len(table) >= 3 and len({line.count("|") for line in table}) <= tables
 
 
 def test_every_benchmark_is_run_here() -> None:
