@@ -187,7 +187,7 @@ CASES = (
     Case("jsonl called json", '{"prompt": "a"}\n{"prompt": "b"}\n', (), ("use .jsonl",), kind="json"),
     Case("json called jsonl", '[{"prompt": "a"}]', ("1",), ("a .json file contains a list",), kind="jsonl"),
     Case("nested json", "[" * 99_999, (), ("nested too deeply",), kind="json"),
-    Case("a name misspelt", "imge,prompt\ngood.png,a\n", (), ("'image'", "did you mean 'imge'")),
+    Case("a name misspelt", "imge,prompt\ngood.png,a\n", (), ("'image'", "--column image=NAME")),
     Case("no image", "prompt\na\n", (), ("column 'image'",)),
     Case("another ending", "image,prompt\n", (), ("must be a .csv",), kind="txt"),
     # Rows
