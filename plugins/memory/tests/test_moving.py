@@ -59,7 +59,7 @@ def test_previews_are_those_of_a_run_without_swap(here: Path, tmp_path: Path) ->
         for place, way in ((tmp_path / "plain", {}), (tmp_path / "all", WAYS["all"]))
     )
     assert plain == swapped
-    assert len(plain) == 4
+    assert len(plain) == 3
 
 
 def test_swapping_turns_checkpointing_on_and_says_so_once(
