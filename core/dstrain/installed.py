@@ -4,8 +4,8 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Collection
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -115,20 +115,30 @@ def described(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
 
 
-@contextmanager
-def naming_plugin(plugin: str, what: str) -> Iterator[None]:
+@dataclass
+class NamingPlugin:
     """Within, something of a plugin is called: errors that are neither dstrain's nor the
     machine's name the plugin; '' for what is dstrain's own.
     """
-    try:
-        yield
-    except (DstrainError, MemoryError, OSError):
-        raise
-    except (Exception, SystemExit) as error:
-        # dstrain's own, or torch's of a device
-        if not plugin or type(error).__name__ == "OutOfMemoryError":
-            raise
-        raise UsageError(plugin, f"{what} raised {described(error)}") from error
+
+    plugin: str
+    what: str
+
+    def __enter__(self) -> None:
+        """Call it."""
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
+        """Raise UsageError naming the plugin."""
+        if not self.plugin or not isinstance(error, (Exception, SystemExit)):
+            return
+        if isinstance(error, (DstrainError, MemoryError, OSError)):
+            return
+        # torch's of a device
+        if type(error).__name__ != "OutOfMemoryError":
+            what = f"{self.what} raised {described(error)}"
+            raise UsageError(self.plugin, what) from error
 
 
 ABSENT = Path(__file__).with_name("not_installed.json")

@@ -24,7 +24,7 @@ from dstrain.config.plugin_records import records
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.config.value_syntax import parse_model_paths, parse_origins, split_commas
 from dstrain.errors import UsageError, about_dataset, nearest
-from dstrain.installed import naming_plugin
+from dstrain.installed import NamingPlugin
 
 
 def validate(config: ModelChoice) -> None:
@@ -69,7 +69,7 @@ def check_plugins(config: ModelChoice) -> None:
             what = f"is of {record.plugin.name}, which -p disables"
             raise UsageError(f"--{own[0]}", what, "leave one of them out")
         if record in enabled and hasattr(record.options, "check"):
-            with naming_plugin(record.plugin.where, "the check of its options"):
+            with NamingPlugin(record.plugin.where, "the check of its options"):
                 config.of(record.options).check(config)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dstrain.errors import UsageError
 from dstrain.graph.keeper import NO_NAMES, Identity, Keeper, KeptBytes, Kind, WeightSize
-from dstrain.installed import naming_plugin
+from dstrain.installed import NamingPlugin
 from dstrain.storage import hash_json
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ WITH_LORA: tuple[Kind, ...] = ("tile", "compile", "move")
 
 
 def asking(keeper: Keeper) -> AbstractContextManager[None]:
-    """Within, a keeper does what it is asked; errors are as in `naming_plugin`."""
-    return naming_plugin(keeper.plugin, f"its keeper {type(keeper).__name__}")
+    """Within, a keeper does what it is asked; errors are as in `NamingPlugin`."""
+    return NamingPlugin(keeper.plugin, f"its keeper {type(keeper).__name__}")
 
 
 def ask(keeper: Keeper, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:

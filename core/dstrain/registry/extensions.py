@@ -14,7 +14,7 @@ import pluggy
 from dstrain.config.plugin_options import changed_of_plugins
 from dstrain.console import get_logger
 from dstrain.errors import DstrainError, UsageError
-from dstrain.installed import HOOK_GROUP, Installed, described, installed, naming_plugin
+from dstrain.installed import HOOK_GROUP, Installed, NamingPlugin, described, installed
 from dstrain.storage import hash_json
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Extensions:
         """
         found: list[tuple[Installed, Any]] = []
         for plugin, manager in self.managers.items():
-            with naming_plugin(plugin.where, "its dstrain_updater hook"):
+            with NamingPlugin(plugin.where, "its dstrain_updater hook"):
                 answers = manager.hook.dstrain_updater(options=options)
             found += [(plugin, answer) for answer in answers]
         if len(found) > 1:

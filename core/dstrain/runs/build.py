@@ -6,7 +6,7 @@ from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import plugin_flags
 from dstrain.distributed import ProcessGroup, peer_failed
 from dstrain.errors import Diverged, StateError, UsageError
-from dstrain.installed import naming_plugin
+from dstrain.installed import NamingPlugin
 from dstrain.runs.checkpoints.directory import states
 from dstrain.runs.checks.flags import refuse_unshardable
 from dstrain.runs.feature_plan import check_configs
@@ -55,7 +55,7 @@ def prepare(
     optimizer = build_optimizer(setup.optimizer, module.trained.parameters)
     updater = updater_of(setup)
     parameters = module.trained_parameters
-    with naming_plugin(updater.plugin, "its updater"):
+    with NamingPlugin(updater.plugin, "its updater"):
         updater.start(parameters, optimizer, config.max_grad_norm, processes.size)
     return TrainingRun(
         setup=setup,

@@ -13,7 +13,7 @@ import torch
 from dstrain.console import get_logger, number_of
 from dstrain.distributed import catch_stop_signals
 from dstrain.errors import OutOfMemory, first_few
-from dstrain.installed import naming_plugin
+from dstrain.installed import NamingPlugin
 from dstrain.randomness import seed_global
 from dstrain.runs.observers import Observers
 from dstrain.runs.training_progress import Training, naming_rows
@@ -133,13 +133,13 @@ def update(run: Training, batches: Sequence[Batch]) -> tuple[float, float]:
         with nullcontext() if ends_step else run.adding_up():
             loss = run.model(batch)
             run.module.refuse_without_gradient(loss)
-            with naming_plugin(run.updater.plugin, "its updater"):
+            with NamingPlugin(run.updater.plugin, "its updater"):
                 run.updater.backward(loss, ends_step)
         run.module.pipeline.keepers.step_done()
         losses.append(loss.detach())
     if run.step == 0:
         warn_without_gradient(run)
-    with naming_plugin(run.updater.plugin, "its updater"):
+    with NamingPlugin(run.updater.plugin, "its updater"):
         norm = run.updater.clip()
         if not isinstance(norm, torch.Tensor):
             raise TypeError(f"clip returned {type(norm).__name__}, not Tensor")
@@ -151,7 +151,7 @@ def update(run: Training, batches: Sequence[Batch]) -> tuple[float, float]:
         raise run.diverged(run, batches, loss_value, norm_value)
     # Some draw: on every process the same, and after a resumption as before.
     seed_global((run.seed, run.step), "optimizer")
-    with naming_plugin(run.updater.plugin, "its updater"):
+    with NamingPlugin(run.updater.plugin, "its updater"):
         run.updater.step()
     if run.lr_scheduler is not None:
         run.lr_scheduler.step()

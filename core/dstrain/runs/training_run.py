@@ -116,9 +116,10 @@ class TrainingRun(Training):
 
     def after_update(self) -> None:
         """Let plugins change what is trained, and average it, their changes included."""
-        with torch.no_grad():
-            modify_step = self.setup.extensions.modify_step
-            modify_step(self.step + 1, self.module, self.optimizer)
+        extensions = self.setup.extensions
+        if extensions.implement("dstrain_modify_step"):
+            with torch.no_grad():
+                extensions.modify_step(self.step + 1, self.module, self.optimizer)
         self.ema.update()
 
     def steps_of_batches(self) -> Iterator[tuple[int, list[Batch]]]:

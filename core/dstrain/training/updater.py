@@ -74,15 +74,14 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tenso
     if divided:
         return _clip_rows(divided, max_norm)
     gradients = [one.grad for one in parameters if one.grad is not None]
-    if all(one.dtype == torch.float32 for one in parameters):
-        clipped: Tensor = nn.utils.clip_grad_norm_(parameters, max_norm)
-        return clipped
-    # Norms of bf16 gradients would be rounded to three digits, each and together.
-    norms = [torch.linalg.vector_norm(one, dtype=torch.float32) for one in gradients]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    factor = _factor(norm, max_norm)
-    for gradient in gradients:
-        gradient.mul_(factor)
+    if len({one.device for one in gradients}) != 1:
+        several: Tensor = nn.utils.clip_grad_norm_(parameters, max_norm)
+        return several
+    # As torch's own does it, without its search for other devices and dtypes. Norms of
+    # bf16 gradients would be rounded to three digits, each and together.
+    norms = torch._foreach_norm(gradients, dtype=torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([*norms]))
+    torch._foreach_mul_(gradients, _factor(norm, max_norm))
     return norm
 
 
