@@ -18,7 +18,7 @@ import click
 import torch
 from dstrain.cache import FeatureCache, ShardWriter
 from dstrain.cache.addresses import packed
-from dstrain.cache.index import create_cache
+from dstrain.cache.backend.index import create_cache
 from dstrain.storage import hash_json
 from report import table
 from safetensors import safe_open

@@ -26,7 +26,7 @@ import empty_family
 from accelerate import Accelerator
 from dstrain import TrainConfig
 from dstrain.cache import FeatureCache, ShardWriter, stored_plans
-from dstrain.cache.plan_files import write_plan
+from dstrain.cache.backend.plan_files import write_plan
 from dstrain.distributed import ProcessGroup
 from dstrain.plugin import Column
 from dstrain.runs import data_process, open_training_data

@@ -21,7 +21,7 @@ import torch
 from accelerate import Accelerator
 from dstrain import Pipeline, TrainConfig
 from dstrain.cache import FeatureCache, ShardWriter
-from dstrain.cache.index import create_cache
+from dstrain.cache.backend.index import create_cache
 from dstrain.data import load_cell
 from dstrain.distributed import ProcessGroup
 from dstrain.runs import Setup, data_process

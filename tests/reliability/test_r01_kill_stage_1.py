@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from dstrain import StateError
 from dstrain.cache import MARKER, FeatureCache, ShardWriter, store
-from dstrain.cache.shards import write_shard
+from dstrain.cache.backend.shards import write_shard
 from dstrain.runs.stage_1 import precompute as stage_1
 from dstrain.runs.stage_1.computing import WAITING
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from dstrain.cache import FeatureCache, ShardWriter, stored_plans
-from dstrain.cache.index import create_cache
-from dstrain.cache.plan_files import write_plan
+from dstrain.cache.backend.index import create_cache
+from dstrain.cache.backend.plan_files import write_plan
 from dstrain.runs.checkpoints.directory import states
 from dstrain.runs.checkpoints.saved_states import damage, newest_state, prune_states
 from dstrain.runs.checkpoints.state import TrainingState, load_state, save_state

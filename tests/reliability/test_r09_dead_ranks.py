@@ -117,7 +117,7 @@ CASES = (
     Case(STAGE_1, RUN_UNIT, 0, call=2, launched=False),
     Case(STAGE_1, RUN_UNIT, 1, call=2, workers=1),
     Case(STAGE_1, FLUSH, 1, call=1, launched=False),
-    Case(STAGE_1, "dstrain.cache.plan_files.write_plan", 0),
+    Case(STAGE_1, "dstrain.cache.backend.plan_files.write_plan", 0),
     # Training: while it is set up, in a step, while the first process saves.
     Case(TRAIN, "dstrain.runs.start_training.open_training_data", 1),
     Case(TRAIN, FROM_FOUND, 0, "a bad sample"),

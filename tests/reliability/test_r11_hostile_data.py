@@ -19,7 +19,7 @@ import pytest
 import torch
 from dstrain import UsageError
 from dstrain.cache import stored_plans
-from dstrain.cache.plan_files import commit_plans, write_plan
+from dstrain.cache.backend.plan_files import commit_plans, write_plan
 from dstrain.cli.main import main
 from dstrain.data import DataConfig, Resolution, load_cell
 from dstrain.data.row_checks import open_dataset

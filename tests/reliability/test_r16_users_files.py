@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from dstrain.cache.index import PARTS
+from dstrain.cache.backend.index import PARTS
 from dstrain.cli.main import main
 from dstrain.runs.checkpoints.saved_states import prune_states
 from dstrain.runs.checkpoints.state import TrainingState, save_state

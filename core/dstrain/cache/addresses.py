@@ -14,6 +14,8 @@ from dstrain.storage import hash_json
 from dstrain.storage.hashing import hash_text, json_text
 
 GAP = "?"
+HASH = re.compile(r"[0-9a-f]{40}")
+"""Addresses; names of shards and plans, without what follows the dot, have this form, too."""
 
 
 class PlanKeys:

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from filelock import FileLock
 
-from dstrain.cache.index import is_cache
+from dstrain.cache.backend.index import is_cache
 from dstrain.errors import StateError
 from dstrain.storage import lock
 from dstrain.storage.files import write_fault

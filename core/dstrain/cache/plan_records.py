@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FunctionType, MappingProxyType
 from typing import Any, get_args
 
-from dstrain.cache.shards import HASH
+from dstrain.cache.addresses import HASH
 
 Shape = Any
 """What data has to be: of one of some types, a text of a pattern, [a list of a shape], (a

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dstrain.cache.plan_files import FileRows, StoredPlan
+from dstrain.cache.backend.plan_files import FileRows, StoredPlan
 from dstrain.data.videos import frames_in
 from dstrain.storage import hash_json
 from dstrain.storage.hashing import FileMark

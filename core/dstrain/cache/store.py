@@ -20,9 +20,8 @@ import xxhash
 from torch import Tensor
 
 from dstrain.cache.addresses import ABSENT, Addresses, Numbers, as_text, find, packed
-from dstrain.cache.in_use import readers
-from dstrain.cache.index import Index, check_is_cache
-from dstrain.cache.shards import (
+from dstrain.cache.backend.index import Index, check_is_cache
+from dstrain.cache.backend.shards import (
     AGAIN,
     Shard,
     StoredValue,
@@ -33,6 +32,7 @@ from dstrain.cache.shards import (
     shard_paths,
     write_shard,
 )
+from dstrain.cache.in_use import readers
 from dstrain.errors import CacheError, SystemFault
 from dstrain.graph import deserialize
 from dstrain.storage.columns import NO_FILE

@@ -5,16 +5,6 @@ from dstrain.data.cells import (
     read_literal as read_literal,
 )
 from dstrain.data.dataset import Dataset as Dataset, inputs_of as inputs_of
-from dstrain.data.forms.listing import (
-    CAPTIONS as CAPTIONS,
-    VIDEOS as VIDEOS,
-    Medium as Medium,
-    left_out as left_out,
-    list_media as list_media,
-    printable as printable,
-    read_caption as read_caption,
-)
-from dstrain.data.forms.metadata import metadata_files as metadata_files
 from dstrain.data.images import (
     Resolution as Resolution,
     fit as fit,
@@ -23,5 +13,15 @@ from dstrain.data.images import (
 )
 from dstrain.data.row_checks import DataConfig as DataConfig
 from dstrain.data.table import Fault as Fault, Table as Table, text_fault as text_fault
+from dstrain.data.tables.listing import (
+    CAPTIONS as CAPTIONS,
+    VIDEOS as VIDEOS,
+    Medium as Medium,
+    left_out as left_out,
+    list_media as list_media,
+    printable as printable,
+    read_caption as read_caption,
+)
+from dstrain.data.tables.metadata import metadata_files as metadata_files
 from dstrain.data.variants import CaptionOptions as CaptionOptions
 from dstrain.data.videos import probe as probe, read_frames as read_frames

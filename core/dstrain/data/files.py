@@ -16,8 +16,6 @@ from unicodedata import normalize
 from dstrain.console import shell_word, shown
 from dstrain.data.cells import Cell, ResampledVideo, TensorsInfo, file_names, mask_cell
 from dstrain.data.faults import raise_system_fault
-from dstrain.data.forms.form import Form
-from dstrain.data.forms.row_files import fetch
 from dstrain.data.images import ImageInfo, Size, has_transparent_parts, read_header
 from dstrain.data.table import (
     EMBEDDED,
@@ -26,6 +24,8 @@ from dstrain.data.table import (
     is_url,
     unicode_forms,
 )
+from dstrain.data.tables.form import Form
+from dstrain.data.tables.row_files import fetch
 from dstrain.data.videos import Video, probe
 from dstrain.errors import StateError, UsageError
 from dstrain.graph import Column, MaskColumn

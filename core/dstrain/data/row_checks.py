@@ -15,8 +15,6 @@ from dstrain.data.cells import Cell, file_names
 from dstrain.data.clips import FrameSampling
 from dstrain.data.dataset import CheckedSample, Dataset
 from dstrain.data.files import DataRoots, FileInspector
-from dstrain.data.forms import Reading, Source, find_source, left_out, main_column
-from dstrain.data.forms.form import Form
 from dstrain.data.images import Resolution, Size
 from dstrain.data.row_samples import (
     clips_of,
@@ -29,6 +27,8 @@ from dstrain.data.row_samples import (
     variants_of,
 )
 from dstrain.data.table import Fault, Table
+from dstrain.data.tables import Reading, Source, find_source, left_out, main_column
+from dstrain.data.tables.form import Form
 from dstrain.data.variants import NO_AUGMENTATION, AugmentationOptions, CaptionOptions
 from dstrain.errors import UsageError, nearest
 from dstrain.graph import Column, Input, MaskColumn, with_measured

@@ -1,7 +1,7 @@
 from dstrain.data.cells import file_names as file_names
 from dstrain.data.files import spellings as spellings
-from dstrain.data.forms.metadata import read_metadata as read_metadata
 from dstrain.data.row_checks import check_rows as check_rows
+from dstrain.data.tables.metadata import read_metadata as read_metadata
 from dstrain.generation.inputs import (
     SAMPLING as SAMPLING,
     data_config as data_config,

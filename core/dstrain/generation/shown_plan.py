@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dstrain.cache import PlanContents
 from dstrain.config.options import TrainConfig
-from dstrain.data.forms import Reading, find_source, installed_forms
+from dstrain.data.tables import Reading, find_source, installed_forms
 from dstrain.errors import UsageError
 from dstrain.graph import Column, PipelineSpec
 from dstrain.models import DTYPES, default_device, find, precision

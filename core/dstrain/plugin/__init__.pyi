@@ -15,7 +15,8 @@ from dstrain.console import (
     redacted as redacted,
     shell_word as shell_word,
 )
-from dstrain.data.forms.form import (
+from dstrain.data.output import save_image_or_video as save_image_or_video
+from dstrain.data.tables.form import (
     Content as Content,
     Form as Form,
     FormCell as FormCell,
@@ -23,7 +24,6 @@ from dstrain.data.forms.form import (
     Given as Given,
     Source as Source,
 )
-from dstrain.data.output import save_image_or_video as save_image_or_video
 from dstrain.errors import (
     DstrainError as DstrainError,
     InputError as InputError,

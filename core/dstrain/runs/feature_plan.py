@@ -13,7 +13,7 @@ from typing import Any
 from dstrain.cache import CacheInfo, FeatureCache, PlanSamples, StoredPlan, stored_plans
 from dstrain.cache.source_files import first_changed_source
 from dstrain.console import get_logger, redacted
-from dstrain.data.forms import Source
+from dstrain.data.tables import Source
 from dstrain.errors import CacheError, StateError
 from dstrain.graph.code_digest import CODE
 from dstrain.models import Found

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from dstrain.cache.index import note_value, noted_values
+from dstrain.cache.backend.index import note_value, noted_values
 from dstrain.config.options import OnLongPrompt
 from dstrain.console import FILE_ONLY, get_logger, number_of, redacted
 from dstrain.errors import UsageError

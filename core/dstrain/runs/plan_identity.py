@@ -10,8 +10,8 @@ from typing import Any
 from dstrain.config import datasets_of, split_commas
 from dstrain.config.options import TrainConfig, options_affecting, recorded_values
 from dstrain.data.cells import loader_version
-from dstrain.data.forms import parse_columns
 from dstrain.data.row_checks import as_cut_from_video
+from dstrain.data.tables import parse_columns
 from dstrain.errors import UsageError
 from dstrain.graph import NEGATIVE, Column, Constant, Measured, Plan
 from dstrain.models import Config

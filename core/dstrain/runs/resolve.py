@@ -11,7 +11,7 @@ from dstrain.cache import check_is_cache, is_cache, stored_plans
 from dstrain.config import split_commas
 from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import changed
-from dstrain.data.forms import Reading, other_names, parse_columns
+from dstrain.data.tables import Reading, other_names, parse_columns
 from dstrain.errors import UsageError, nearest
 from dstrain.graph import Column, PipelineSpec, Task, make_plan
 from dstrain.lora import Trainables, type_named

@@ -14,8 +14,8 @@ from dstrain.config.lora_file import parse_preset
 from dstrain.config.options import TrainConfig
 from dstrain.data import DataConfig, Dataset
 from dstrain.data.decoding import skip_undecodable
-from dstrain.data.forms import find_source, installed_forms, join_datasets
 from dstrain.data.row_checks import absent_masks, open_dataset
+from dstrain.data.tables import find_source, installed_forms, join_datasets
 from dstrain.distributed import Sharding
 from dstrain.errors import MissingFiles, UsageError, about_dataset
 from dstrain.graph import PipelineSpec, Plan, Task, make_plan

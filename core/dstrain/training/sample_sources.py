@@ -8,7 +8,7 @@ import numpy as np
 
 from dstrain.cache import FeatureCache, PlanSamples
 from dstrain.cache.addresses import ABSENT, Numbers
-from dstrain.cache.plan_files import NO_LITERAL
+from dstrain.cache.backend.plan_files import NO_LITERAL
 from dstrain.data import Cell, load_cell
 from dstrain.data.dataset import first_variants
 from dstrain.errors import UsageError

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from dstrain import SystemFault, UsageError
 from dstrain.data import Table
-from dstrain.data.forms import (
+from dstrain.data.tables import (
     Reading,
     Source,
     embedded_folder,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dstrain import UsageError
 from dstrain.data import metadata_files
-from dstrain.data.forms import Source, find_source as find_any
+from dstrain.data.tables import Source, find_source as find_any
 from dstrain.storage import sha256
 from dstrain_datasets.forms.columnar import Arrow, Parquet
 

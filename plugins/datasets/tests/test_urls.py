@@ -17,7 +17,7 @@ import pytest
 from dstrain import SystemFault, UsageError
 from dstrain.cli.main import main
 from dstrain.data import Dataset
-from dstrain.data.forms.row_files import fetch
+from dstrain.data.tables.row_files import fetch
 from dstrain.plugin import Column
 from dstrain.storage import temporary
 from dstrain_datasets.forms.urls import Urls

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from dstrain import StateError
+from dstrain.cache.backend.index import create_cache
 from dstrain.cache.in_use import READING, exclusive, readers, reading, remove_dead_marks
-from dstrain.cache.index import create_cache
 from dstrain.storage import lock
 from dstrain.storage.locks import is_held
 from filelock import FileLock

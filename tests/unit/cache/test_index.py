@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.cache.backend.index import create_cache, own_files
 from dstrain.cache.in_use import reading
-from dstrain.cache.index import create_cache, own_files
 
 from tests.support.caching_project import address
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from dstrain import StateError
 from dstrain.cache import PlanSamples, StoredPlan, stored_plans
-from dstrain.cache.index import create_cache
-from dstrain.cache.plan_files import read_record, write_plan
+from dstrain.cache.backend.index import create_cache
+from dstrain.cache.backend.plan_files import read_record, write_plan
 from dstrain.storage import hash_json, write_columns
 
 from tests.support.plan_records import IDENTITY, about, plan_line

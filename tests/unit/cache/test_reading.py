@@ -8,8 +8,8 @@ import pytest
 import torch
 from dstrain import StateError, SystemFault
 from dstrain.cache import FeatureCache, ShardWriter
-from dstrain.cache.index import create_cache
-from dstrain.cache.shards import read_shard
+from dstrain.cache.backend.index import create_cache
+from dstrain.cache.backend.shards import read_shard
 from torch import multiprocessing
 
 from tests.support.caching_project import address

@@ -15,8 +15,8 @@ import torch
 from dstrain import Frames, StateError
 from dstrain.cache import FeatureCache, ShardWriter
 from dstrain.cache.addresses import as_text, packed
-from dstrain.cache.index import create_cache
-from dstrain.cache.shards import read_shard
+from dstrain.cache.backend.index import create_cache
+from dstrain.cache.backend.shards import read_shard
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.multiprocessing.reductions import StorageWeakRef

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dstrain.cache.addresses import ABSENT, Addresses, Numbers, packed
+from dstrain.cache.backend.plan_files import StoredPlan, stored_plans
+from dstrain.cache.backend.shards import read_shard, shard_path
 from dstrain.cache.in_use import reading
-from dstrain.cache.plan_files import StoredPlan, stored_plans
-from dstrain.cache.shards import read_shard, shard_path
 from dstrain.cache.store import FeatureCache, ShardWriter
 from dstrain.graph import deserialize
 

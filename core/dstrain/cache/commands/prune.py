@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from dstrain.cache.addresses import Numbers, as_text
+from dstrain.cache.backend.index import check_is_cache, create_cache, temporary_files
+from dstrain.cache.backend.plan_files import remove_unused, unused_columns
 from dstrain.cache.commands.contents import Contents, PlanContents, rewrite_shard
 from dstrain.cache.in_use import exclusive
-from dstrain.cache.index import check_is_cache, create_cache, temporary_files
-from dstrain.cache.plan_files import remove_unused, unused_columns
 from dstrain.cache.store import FeatureCache
 from dstrain.config import as_size
 from dstrain.console import number_of, printable, progress_bar

@@ -19,12 +19,17 @@ from dstrain.cache.addresses import (
     packed,
     prefixes,
 )
+from dstrain.cache.backend.index import check_is_cache, damaged_files, may_be_ours
+from dstrain.cache.backend.plan_files import (
+    StoredPlan,
+    plan_paths,
+    read_record,
+    stored_plans,
+)
+from dstrain.cache.backend.shards import shard_paths
 from dstrain.cache.commands.contents import rewrite_shard
 from dstrain.cache.in_use import exclusive, reading
-from dstrain.cache.index import check_is_cache, damaged_files, may_be_ours
-from dstrain.cache.plan_files import StoredPlan, plan_paths, read_record, stored_plans
 from dstrain.cache.plan_records import literal
-from dstrain.cache.shards import shard_paths
 from dstrain.cache.store import FeatureCache
 from dstrain.console import (
     get_logger,

@@ -14,7 +14,7 @@ from dstrain.config.options import (
     options_affecting,
     recorded_values,
 )
-from dstrain.data.forms import parse_columns
+from dstrain.data.tables import parse_columns
 from dstrain.graph import MaskColumn
 from dstrain.models import Config
 from dstrain.models.device import ATTENTION

@@ -7,8 +7,8 @@ import numpy as np
 from dstrain.config.numbers import parse_frames
 from dstrain.console import get_logger, number_of
 from dstrain.data import Dataset
-from dstrain.data.forms import TEXT, Source, beside_table, left_out
 from dstrain.data.row_checks import input_columns
+from dstrain.data.tables import TEXT, Source, beside_table, left_out
 from dstrain.errors import about_dataset, first_few
 from dstrain.graph import with_measured
 from dstrain.pipeline import MASK

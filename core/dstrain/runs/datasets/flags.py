@@ -11,7 +11,7 @@ from dstrain.console import secrets
 from dstrain.data import CaptionOptions, DataConfig, Resolution
 from dstrain.data.buckets import Buckets
 from dstrain.data.clips import FrameSampling
-from dstrain.data.forms import installed_forms, parse_columns
+from dstrain.data.tables import installed_forms, parse_columns
 from dstrain.data.variants import TRIGGER, AugmentationOptions
 from dstrain.errors import UsageError, about_dataset, secret_error
 from dstrain.graph import Column, PipelineSpec, Task

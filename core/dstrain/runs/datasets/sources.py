@@ -15,7 +15,7 @@ from dstrain.cache import is_cache
 from dstrain.config import datasets_of
 from dstrain.config.datasets import with_places
 from dstrain.config.options import TrainConfig
-from dstrain.data.forms import (
+from dstrain.data.tables import (
     Given,
     Source,
     ask,

@@ -17,7 +17,7 @@ import torch
 
 from dstrain.cache import FeatureCache, ShardWriter
 from dstrain.cache.addresses import ADDRESS
-from dstrain.cache.shards import look_again
+from dstrain.cache.backend.shards import look_again
 from dstrain.console import progress_bar
 from dstrain.data import Dataset
 from dstrain.data.dataset import SampleCells

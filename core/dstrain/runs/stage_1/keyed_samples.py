@@ -9,7 +9,7 @@ import numpy as np
 
 from dstrain.cache import FeatureCache, as_text
 from dstrain.cache.addresses import ABSENT, ADDRESS, BYTES, Addresses, Numbers, PlanKeys
-from dstrain.cache.index import digests_of_files
+from dstrain.cache.backend.index import digests_of_files
 from dstrain.console import counted
 from dstrain.data import Cell, input_key, inputs_of
 from dstrain.data.dataset import Groups, SampleIds

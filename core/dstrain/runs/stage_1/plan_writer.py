@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dstrain.cache import CacheInfo, plan_files
+from dstrain.cache import CacheInfo
+from dstrain.cache.backend import plan_files
 from dstrain.cache.source_files import names_digest
 from dstrain.console import counted, redacted
 from dstrain.data.files import real_path

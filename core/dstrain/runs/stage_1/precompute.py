@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.cache import FeatureCache, ShardWriter, is_cache, stored_plans
+from dstrain.cache.backend.index import LOG, create_cache
 from dstrain.cache.in_use import remove_dead_marks
-from dstrain.cache.index import LOG, create_cache
 from dstrain.config import command_line
 from dstrain.config.serialize import command_words, new_start
 from dstrain.console import get_logger, logging_to_file, redacted, secrets

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.cache import CacheInfo, FeatureCache, StoredPlan, is_cache, stored_plans
-from dstrain.cache.index import others_in
+from dstrain.cache.backend.index import others_in
 from dstrain.cache.source_files import are_as_recorded
 from dstrain.config import as_flags
 from dstrain.config.options import options_affecting
 from dstrain.console import get_logger, redacted, secrets
-from dstrain.data.forms import Source, texts_of
+from dstrain.data.tables import Source, texts_of
 from dstrain.errors import DstrainError, UsageError, first_few
 from dstrain.graph import Column
 from dstrain.registry import warn_once

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from dstrain import StateError, UsageError
+from dstrain.cache.backend.plan_files import read_record
 from dstrain.cache.commands.listing import listing
 from dstrain.cache.commands.verify import verify
-from dstrain.cache.plan_files import read_record
 from dstrain.cli.main import main
 from dstrain.storage import hash_json
 from dstrain_tools.caches.exporting import export

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from dstrain import StateError, UsageError
 from dstrain.cache import FeatureCache, ShardWriter
+from dstrain.cache.backend.index import create_cache
+from dstrain.cache.backend.shards import read_shard
 from dstrain.cache.commands.listing import listing
 from dstrain.cache.commands.prune import prune
-from dstrain.cache.index import create_cache
-from dstrain.cache.shards import read_shard
 from dstrain.config import as_size
 from dstrain.storage import lock, temporary
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from dstrain import StateError, SystemFault
 from dstrain.cache import FeatureCache, stored_plans
+from dstrain.cache.backend.plan_files import commit_plans, read_record
 from dstrain.cache.commands.verify import repair, verify
-from dstrain.cache.plan_files import commit_plans, read_record
 from dstrain.cli.main import main
 
 from tests.support.caching_project import plain

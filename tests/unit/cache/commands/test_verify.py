@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from dstrain import StateError, SystemFault
 from dstrain.cache import stored_plans
+from dstrain.cache.backend.plan_files import commit_plans
 from dstrain.cache.commands.listing import listing
 from dstrain.cache.commands.verify import verify
 from dstrain.cache.in_use import exclusive, readers
-from dstrain.cache.plan_files import commit_plans
 from dstrain.storage import write_columns
 
 from tests.support.caching_project import Place, noise_image, write_rows

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from dstrain.data.faults import raise_system_fault
-from dstrain.data.forms.listing import (
+from dstrain.data.table import Fault, RawValue, Table, TableRows
+from dstrain.data.tables.listing import (
     Medium,
     folder_digest,
     leads_out,
@@ -19,8 +20,7 @@ from dstrain.data.forms.listing import (
     read_caption,
     read_for,
 )
-from dstrain.data.forms.naming import FILE_NAME, TEXT
-from dstrain.data.table import Fault, RawValue, Table, TableRows
+from dstrain.data.tables.naming import FILE_NAME, TEXT
 from dstrain.errors import UsageError
 from dstrain.graph import Column
 

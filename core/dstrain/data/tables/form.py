@@ -93,7 +93,7 @@ class Source:
         Raises DstrainError for what cannot be read, and OSError.
         """
         # Here, since modules of hooks are imported for every command: these import numpy.
-        from dstrain.data.forms.listing import folder_digest
+        from dstrain.data.tables.listing import folder_digest
         from dstrain.storage import hash_json, sha256
         from dstrain.storage.file_digests import ModelDigests
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from dstrain.data import Table
-from dstrain.data.forms import Reading, find_source
-from dstrain.data.forms.metadata import read_metadata
+from dstrain.data.tables import Reading, find_source
+from dstrain.data.tables.metadata import read_metadata
 
 LIMIT = 2**20
 """Characters of a cell."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from dstrain import UsageError
 from dstrain.data import Dataset, Fault
-from dstrain.data.forms import find_source, join_datasets, join_sources
+from dstrain.data.tables import find_source, join_datasets, join_sources
 from dstrain.plugin import Column
 from PIL import Image
 

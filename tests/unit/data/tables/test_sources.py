@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from dstrain import UsageError
 from dstrain.data import metadata_files
-from dstrain.data.forms import (
+from dstrain.data.tables import (
     Reading,
     find_source,
     other_names,

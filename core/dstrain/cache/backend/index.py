@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dstrain.cache import plan_files, shards as shard_files
-from dstrain.cache.addresses import ADDRESS, Addresses, in_order, prefixes
-from dstrain.cache.shards import AGAIN, DIGEST, HASH, Shard
+from dstrain.cache.addresses import ADDRESS, HASH, Addresses, in_order, prefixes
+from dstrain.cache.backend import plan_files, shards as shard_files
+from dstrain.cache.backend.shards import AGAIN, DIGEST, Shard
 from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.storage import Digests, remove_leftovers, write_columns, write_json
 from dstrain.storage.columns import SUFFIX, open_columns

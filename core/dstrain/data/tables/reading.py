@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dstrain.data.forms.folder import folder_columns, folder_texts, read_folder
-from dstrain.data.forms.form import Source
-from dstrain.data.forms.metadata import read_columns, read_metadata
-from dstrain.data.forms.naming import main_column, other_names
-from dstrain.data.forms.row_files import file_columns, read_files, texts_in
 from dstrain.data.table import Table
+from dstrain.data.tables.folder import folder_columns, folder_texts, read_folder
+from dstrain.data.tables.form import Source
+from dstrain.data.tables.metadata import read_columns, read_metadata
+from dstrain.data.tables.naming import main_column, other_names
+from dstrain.data.tables.row_files import file_columns, read_files, texts_in
 from dstrain.graph import Column, Input
 
 

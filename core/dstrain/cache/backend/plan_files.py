@@ -26,14 +26,15 @@ from numpy.typing import NDArray
 from dstrain.cache.addresses import (
     ADDRESS,
     BYTES,
+    HASH,
     Addresses,
     Numbers,
     as_text,
     packed,
     prefixes,
 )
+from dstrain.cache.backend.shards import AGAIN
 from dstrain.cache.plan_records import CacheInfo, check_record
-from dstrain.cache.shards import AGAIN, HASH
 from dstrain.errors import CacheError, StateError, SystemFault
 from dstrain.storage import hash_json, write_columns, write_file
 from dstrain.storage.columns import BATCH_ROWS, NO_FILE, SUFFIX, open_columns

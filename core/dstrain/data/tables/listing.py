@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dstrain.data.faults import raise_system_fault
-from dstrain.data.forms.metadata import BOM, SUFFIXES as TABLES
-from dstrain.data.forms.naming import main_column
 from dstrain.data.table import MAX_CELL_LENGTH, Table, text_fault, unicode_forms
+from dstrain.data.tables.metadata import BOM, SUFFIXES as TABLES
+from dstrain.data.tables.naming import main_column
 from dstrain.errors import POINTER, SystemFault, UsageError
 from dstrain.graph import Column, Input
 from dstrain.storage import ManyFiles, read_limited

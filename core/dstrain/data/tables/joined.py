@@ -7,8 +7,8 @@ from itertools import accumulate
 import numpy as np
 
 from dstrain.data.dataset import Dataset, Signature
-from dstrain.data.forms.form import Source
 from dstrain.data.table import Table
+from dstrain.data.tables.form import Source
 from dstrain.storage import hash_json
 from dstrain.storage.lazy_sequences import Joined
 

@@ -8,7 +8,6 @@ tensors of a value lie one after another, so that a row says where they are.
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dstrain.cache.addresses import ADDRESS
+from dstrain.cache.addresses import ADDRESS, HASH
 from dstrain.errors import CacheError, SystemFault, UsageError
 from dstrain.graph import serialize
 from dstrain.storage import check_writable, replacing
@@ -47,8 +46,6 @@ ROW = np.dtype(
 ALIGNMENT = 8
 """Bytes of the largest numbers that tensors have."""
 AGAIN = "delete it, then fill the cache again: only the values it contained are computed again"
-HASH = re.compile(r"[0-9a-f]{40}")
-"""Names of shards and plans, without what follows the dot; addresses have this form, too."""
 
 
 @dataclass(frozen=True)

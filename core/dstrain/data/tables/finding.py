@@ -7,9 +7,9 @@ from pathlib import Path
 
 from dstrain.config.options import ModelChoice
 from dstrain.console import shell_word
-from dstrain.data.forms.form import ID, URL, Form, Given, Source
-from dstrain.data.forms.listing import left_out, list_media
-from dstrain.data.forms.metadata import SUFFIXES, metadata_files
+from dstrain.data.tables.form import ID, URL, Form, Given, Source
+from dstrain.data.tables.listing import left_out, list_media
+from dstrain.data.tables.metadata import SUFFIXES, metadata_files
 from dstrain.errors import DstrainError, UsageError, nearest
 from dstrain.installed import absent_names, described, how_to_have
 from dstrain.registry import load_extensions, warn_once

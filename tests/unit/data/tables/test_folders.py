@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dstrain import SystemFault, UsageError
 from dstrain.data import DataConfig, Table, list_media, read_caption
-from dstrain.data.forms import Reading, find_source, left_out, texts_of
+from dstrain.data.tables import Reading, find_source, left_out, texts_of
 from dstrain.graph import Input
 from dstrain.plugin import Column
 

@@ -19,8 +19,6 @@ import numpy as np
 
 from dstrain.console import shown
 from dstrain.data.faults import raise_system_fault
-from dstrain.data.forms.finding import refuse_unread
-from dstrain.data.forms.form import URL, Content, Form, Source
 from dstrain.data.table import (
     DIGEST,
     EMBEDDED_FILES,
@@ -31,6 +29,8 @@ from dstrain.data.table import (
     name_fault,
     text_fault,
 )
+from dstrain.data.tables.finding import refuse_unread
+from dstrain.data.tables.form import URL, Content, Form, Source
 from dstrain.errors import DstrainError, SystemFault, UsageError
 from dstrain.storage import check_writable, replacing, sha256
 from dstrain.storage.file_memory import VARIABLE, user_cache

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from dstrain import SystemFault, UsageError
 from dstrain.data import Table
-from dstrain.data.forms import Reading, ask, embedded_folder, find_source, texts_of
-from dstrain.data.forms.row_files import fetch
+from dstrain.data.tables import Reading, ask, embedded_folder, find_source, texts_of
+from dstrain.data.tables.row_files import fetch
 from dstrain.graph import Input
 from dstrain.plugin import Column, Content, Form, FormCell, FormRow, Given, Source
 
