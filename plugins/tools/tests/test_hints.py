@@ -1,20 +1,24 @@
 """Flags of other trainers are refused with what to use instead."""
 
 import re
+import tomllib
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 from dstrain import GenerateConfig, TrainConfig
 from dstrain.cli.main import main
 from dstrain.config import flags
 from dstrain.registry import load_family
-from dstrain_tools.hints import advice
+from dstrain_tools.hints import advice, hints
 
 from tests.support import ROOT
 from tests.support.command_lines import BASE
+from tests.support.runs import project_by_id
 
 GUIDE = ROOT / "docs/guide"
-KNOWN = {flag.name for flag in flags(TrainConfig)} | {"config"}
+FLAGS = {flag.name: flag for flag in flags(TrainConfig)}
+KNOWN = {*FLAGS, "config"}
 Printed = pytest.CaptureFixture[str]
 
 
@@ -78,12 +82,14 @@ def test_advice_names_only_options_of_the_command(capsys: Printed) -> None:
     assert answer(capsys, "--network_dim", *generate) == ([], "")
 
 
-def test_no_advice_is_for_a_flag_that_exists_or_names_one_that_does_not() -> None:
+def test_no_advice_is_for_what_exists_or_names_what_does_not() -> None:
     known = KNOWN | {flag.name for flag in flags(GenerateConfig)} | {"debug"}
     others = [name for names in advice().values() for name in names]
     assert len(others) == len(set(others)) > 300
     assert known & set(others) == {"guidance_scale"}  # of `generate` alone
-    assert set(named_in(" ".join(advice()))) <= known | {"config_file"}
+    commands = re.findall(r"(`?)dstrain (\w[\w ]*)", "\n".join(hints().values()))
+    assert {quote for quote, _ in commands} == {"`"}
+    assert not any(main([*words.split(), "--help"]) for _, words in commands)
 
 
 def test_a_variable_without_effect_is_said(
@@ -168,3 +174,40 @@ def test_a_model_that_no_family_trains_is_said_to_be_one(capsys: Printed) -> Non
 @pytest.mark.usefixtures("runs")
 def test_a_plugin_that_is_left_out_gives_no_advice(capsys: Printed) -> None:
     assert answer(capsys, "--network_dim", *BASE, "-p", "no:tools") == ([], "")
+
+
+TYPED = tomllib.loads(Path(__file__).with_name("typed.toml").read_text("utf-8"))
+KINDS = {bool: True, int: "16", float: "0.1"}
+OPTION = re.compile(r"--(?!config_file)(\w+)(?: ('.+?'|[^\s(]\S*))?")
+
+
+def example(name: str, value: str) -> str | bool:
+    """Return what a user types for an option where advice has this value."""
+    if value in TYPED["prose"] or re.fullmatch("[A-Z]+", value):
+        if name in TYPED["values"]:
+            return str(TYPED["values"][name])
+        return KINDS.get(FLAGS[name].kind, ("text_encoder", *FLAGS[name].choices)[-1])
+    for part, one in TYPED["parts"].items():
+        value = value.replace(part, one)
+    return value
+
+
+@pytest.mark.promise("R17", "every advice works when typed")
+@pytest.mark.parametrize("line", [line for line in advice() if "--" in line])
+@pytest.mark.usefixtures("tiny")
+def test_each_way_that_advice_names_works_when_typed(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Printed
+) -> None:
+    project_by_id(tmp_path, monkeypatch)
+    Path("data/metadata.json").rename("table.json")
+    Path("table.toml").write_text("[[dataset]]\ndataset_base_path = 'data'\n")
+    for part in filter(OPTION.search, re.split(r"; |,? or ", line)):
+        options = OPTION.findall(part)
+        way = {name: example(name, value.strip("',:")) for name, value in options}
+        given = dict(TYPED["run"])
+        for pattern, beside in TYPED["beside"].items():
+            if any(re.search(pattern, f"{name} {way[name]}") for name in way):
+                given |= beside
+        words = [f"--{name}={value}" for name, value in (given | way).items() if value]
+        words = [word.removesuffix("=True") for word in words]
+        assert main([*words, "-p", "no:planner"]) == 0, capfd.readouterr().err
