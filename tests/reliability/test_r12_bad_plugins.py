@@ -363,7 +363,7 @@ FAULTY: tuple[tuple[str, Fault], ...] = (
     ("forms that raise", hooked("dstrain_forms failed: ZeroDivisionError", "dstrain_forms(options): 1 / 0", 2, *ZIP)),
     ("a form that is a text", hooked("dstrain_forms failed: TypeError: returned str, not Form",
                                      "dstrain_forms(options): return ['zip']", 2, *ZIP)),
-    ("a form that raises", Fault("form zip cannot look at it: Zero", HOOK + """from dstrain.plugin import Form
+    ("a form that raises", Fault("bad 1.0: its form zip, at photos.zip", HOOK + """from dstrain.plugin import Form
 class Zip(Form):
     name = "zip"
     reads = (".zip",)
@@ -385,6 +385,8 @@ def dstrain_forms(options): return [Zip()]
                                        "Shade: int = option('data', 'S.')")),
     ("a check that raises", option("plugin plugin-bad 1.0: the check of its options raised ZeroDivisionError",
                                    "shade: int = option('data', 'S.')\n    def check(self, config): 1 / 0", 2)),
+    ("several or none, not given", option("", """shades: tuple[str, ...] | None = option('data', 'S.')
+    def check(self, config): assert self.shades is None""")),
     ("an effect that is none", option("affects 'weather', which is no effect",
                                       "shade: int = option('data', 'S.', 1, affects={'weather'})")),
     ("a command that is none", option("is for commands ('export',)",
@@ -408,7 +410,8 @@ def dstrain_forms(options): return [Zip()]
                              "def on_device(self, component):", "    yield", "    self.leave()"))),
     *((f"a keeper that returns a text in {method}", keeping(f"its keeper Own raised {said}",
         "components = ('dit',)", f"def {method}")) for said, method in (
-            ("AttributeError", "identity(self, *given): return 'x'"),)),
+            ("AttributeError", "identity(self, *given): return 'x'"),
+            ("TypeError: place returned no tensor", "place(self, *given): pass"))),
     ("keepers that raise", hooked("its dstrain_keepers hook raised ZeroDivisionError",
                                   "dstrain_keepers(request): 1 / 0", 2)),
     ("keepers that are none", hooked("its dstrain_keepers hook raised TypeError: returned str, not Keeper",
@@ -429,6 +432,9 @@ def dstrain_forms(options): return [Zip()]
     ("a LoRA type without a name", offering("its LoRA type '' has no name", "LoraType", "")),
     ("a LoRA type of no keys", offering("its LoRA type 'own' has keys that are no", "LoraType", "own",
                                         "    keys = '('\n")),
+    ("a LoRA type that peft has not", replace(offering(
+        "plugin plugin-bad 1.0: its LoRA type 'own' raised AttributeError", "LoraType", "own", "    kind = 'No'\n"),
+        code=2, words=("--lora_type", "own"))),
     ("a LoRA type that is a text", hooked("dstrain_lora_types failed: TypeError: returned str, not LoraType",
                                           "dstrain_lora_types(): return ['hra']")),
     ("LoRA types that raise", hooked("dstrain_lora_types failed: ZeroDivisionError", "dstrain_lora_types(): 1 / 0")),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from dstrain import StateError, UsageError
 from dstrain.cli.main import main
+from dstrain.plugin import Identity
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -345,7 +346,7 @@ def test_a_type_of_layers_is_trained_resumed_and_generated_with(
 
 
 def test_a_keeper_keeps_the_weights_of_a_component_on_disk(
-    install: Install, here: Path, tmp_path: Path
+    install: Install, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("disk_keeper")
     install("disk_options", "dstrain.options", "DiskOptions")
@@ -363,6 +364,12 @@ def test_a_keeper_keeps_the_weights_of_a_component_on_disk(
     for other in ({}, {"on_disk": "dit,text_encoder"}):
         with pytest.raises(StateError, match="disk"):
             train(here, output_path=tmp_path / "disk", **on, **other)
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(StateError, match="the saved run"),
+    ):
+        patch.setattr("disk_keeper.Disk.identity", lambda *_: Identity("disk", 1))
+        train(here, output_path=tmp_path / "disk", on_disk="dit", **on)
     plans = []
     for name in (None, "dit", "text_encoder"):
         cache = tmp_path / f"cache {name}"

@@ -246,7 +246,11 @@ class FamilyCommand(Command):
             value = ctx.params.pop(option.name)
             if value not in (None, False):
                 family_options[option.name] = str(value)
-        values = {flag.name: ctx.params.pop(flag.name) for flag in flags(self.config)}
+        values: dict[str, Any] = {}
+        for flag in flags(self.config):
+            value = ctx.params.pop(flag.name)
+            # click's () for one that is not given
+            values[flag.name] = None if value == () and flag.default is None else value
         ctx.params.pop("config")
         config = self.config(
             **values,

@@ -145,11 +145,8 @@ def own_flags(config: type) -> tuple[Flag, ...]:
 @cache
 def _read_once(config: type) -> tuple[Flag, ...]:
     hints = typing.get_type_hints(config)
-    found = []
-    for field in dataclasses.fields(config):
-        if field.metadata:
-            found.append(_read(field, hints[field.name]))
-    return tuple(found)
+    own = [one for one in dataclasses.fields(config) if one.metadata]
+    return tuple(_read(field, hints[field.name]) for field in own)
 
 
 def _read(field: "dataclasses.Field[Any]", hint: Any) -> Flag:

@@ -64,8 +64,9 @@ def new_start() -> dict[str, Any]:
 def refill_advice(config: TrainConfig) -> str:
     """Return the command of stage 1 that fills the feature cache of a run, in words."""
     stage_1 = f"{config.task_name}:data_process"
-    has_dataset = config.stage != "train" or config.feature_cache is not None
-    if config.dataset_base_path is None or not has_dataset:
+    if config.stage == "train" and config.feature_cache is None:
+        return f"--dataset_base_path is the cache here: fill one with --task {stage_1}, or leave --task out"
+    if config.dataset_base_path is None:
         return f"to fill it, run the command that filled it, with --task {stage_1}"
     return "to fill it, run: " + command_line(config, task=stage_1, **new_start())
 
@@ -151,10 +152,8 @@ def read_resolved(output: Path) -> dict[str, Any]:
         recorded: dict[str, Any] = json.loads((output / CONFIG).read_bytes())
         _ = recorded["model"]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        why = (
-            f"no configuration in {CONFIG}" if output.exists() else "it does not exist"
-        )
-        what = f"is not the output folder of a run: {why}"
+        why = f"{CONFIG} records none" if output.exists() else "it does not exist"
+        what = f"is not the output folder of a run: {why}; name its --output_path"
         raise StateError(output, what) from error
     return recorded
 

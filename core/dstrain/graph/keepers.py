@@ -81,11 +81,10 @@ class Keepers:
                 what = f"its keeper {type(keeper).__name__} is for no component"
                 raise UsageError(plugin, what)
             for name in keeper.components:
-                other = owners.setdefault((name, keeper.kind), (plugin, keeper))
-                if other[1] is not keeper:
-                    theirs = other[1].flag or other[0]
+                owner, other = owners.setdefault((name, keeper.kind), (where, keeper))
+                if other is not keeper:
                     what = (
-                        f"{theirs} and {where} both {keeper.kind} the weights of {name}"
+                        f"{owner} and {where} both {keeper.kind} the weights of {name}"
                     )
                     raise UsageError(where, what, "leave one of them out")
             keepers.append(keeper)
@@ -119,8 +118,7 @@ class Keepers:
 
     def described(self, components: Iterable[str]) -> dict[str, str]:
         """Return how these components are kept, those that are as loaded left out."""
-        words = {name: self.describe(name) for name in components}
-        return {name: text for name, text in words.items() if text}
+        return {name: text for name in components if (text := self.describe(name))}
 
     def identities(
         self, component: str, config: Mapping[str, Any] | None = None
@@ -157,15 +155,13 @@ class Keepers:
 
     def _with(
         self, networks: Mapping[str, nn.Module]
-    ) -> list[tuple[Keeper, dict[str, nn.Module]]]:
-        found = []
+    ) -> Iterator[tuple[Keeper, dict[str, nn.Module]]]:
         for keeper in self.all:
             own = {
                 name: networks[name] for name in networks if name in keeper.components
             }
             if own:
-                found.append((keeper, own))
-        return found
+                yield keeper, own
 
     def on_device(self, components: Iterable[str]) -> AbstractContextManager[object]:
         """Return a context in which components are used."""
@@ -197,8 +193,8 @@ class Keepers:
     def bytes(self, component: str, weights: Sequence[WeightSize]) -> KeptBytes:
         """Return where the bytes of a component's frozen weights are."""
         sized = [replace(one, size=self.size(component, one)) for one in weights]
-        movers = [one for one in self.of(component) if one.kind == "move"]
-        mover = (*movers, Keeper())[0]
+        movers = (one for one in self.of(component) if one.kind == "move")
+        mover = next(movers, Keeper())
         return ask(mover, mover.bytes, component, sized)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dstrain.config.options import LoraOptions
 from dstrain.errors import UsageError
-from dstrain.installed import how_to_have
+from dstrain.installed import NamingPlugin, how_to_have
 from dstrain.lazy import import_name
 from dstrain.lora.layers import Layer, LoraLayer
 from dstrain.registry import disabled_plugins, extensions_in_use
@@ -22,6 +22,8 @@ class LoraType:
     A plugin's has a name of its own, and what differs of the rest.
     """
 
+    plugin: str = ""
+    """The plugin that it is of, as errors name it; set by dstrain, '' for its own."""
     name: ClassVar[str] = "lora"
     """A value of --lora_type."""
     keys: ClassVar[str] = r"lora_[AB](?:\.[^.]+)?\.weight|lora_embedding_[AB]"
@@ -73,7 +75,8 @@ class LoraType:
 
     def in_peft(self, **fields: Any) -> Any:
         """Return peft's configuration of this kind, imported without optional libraries."""
-        return import_name("peft", self.kind)(**fields)
+        with NamingPlugin(self.plugin, f"its LoRA type {self.name!r}"):
+            return import_name("peft", self.kind)(**fields)
 
     def to_hold(self, layers: Mapping[str, Layer], numbers: dict[str, Any]) -> Any:
         """Return peft's configuration of layers that are to get the numbers of these;

@@ -154,6 +154,8 @@ class Loader:
         for keeper in self._keepers:
             with asking(keeper):
                 weight = keeper.place(own, network, name, weight)
+                if not isinstance(weight, Tensor):
+                    raise TypeError("place returned no tensor")
         if self.part is not None:
             weight = self.part.keep_rows(network, name, weight)
         return weight

@@ -10,8 +10,8 @@ from dstrain.console import shell_word
 from dstrain.data.tables.form import ID, URL, Form, Given, Source
 from dstrain.data.tables.listing import left_out, list_media
 from dstrain.data.tables.metadata import SUFFIXES, metadata_files
-from dstrain.errors import DstrainError, UsageError, nearest
-from dstrain.installed import absent_names, described, how_to_have
+from dstrain.errors import UsageError, nearest
+from dstrain.installed import NamingPlugin, absent_names, how_to_have
 from dstrain.registry import load_extensions, warn_once
 
 OWN = ("table", "folder", "several")
@@ -50,13 +50,12 @@ def find_source(
     """
     others = _chosen(forms, chosen)
     if metadata is not None:
-        found = None
         if metadata.suffix.lower() not in SUFFIXES and not metadata.is_dir():
             found = ask(others, Given(metadata, option))
+            if isinstance(found, Source):
+                return replace(found, base=base)
             if found is None:
                 refuse_unread(metadata, metadata.suffix, others)
-        if isinstance(found, Source):
-            return replace(found, base=base)
         return Source("table", metadata, base)
     if not base.is_dir():
         raise _no_folder(base, option, others)
@@ -92,13 +91,8 @@ def ask(
     """
     found: dict[str, Source | Path] = {}
     for form in forms:
-        try:
+        with NamingPlugin(form.plugin, f"its form {form.name}, at {given.path},"):
             answer = form.find(given)
-        except DstrainError:
-            raise
-        except Exception as error:
-            what = f"form {form.name} cannot look at it: {described(error)}"
-            raise UsageError(given.path, what) from error
         if isinstance(answer, Source):
             found[form.name] = replace(answer, form=form.name, reader=form)
         elif answer is not None:

@@ -117,6 +117,8 @@ class Form:
     raised; a form opens what is its own.
     """
 
+    plugin: str = "dstrain"
+    """The plugin that it is of, as errors name it; set by dstrain."""
     name = ""
     """What --dataset_form calls it."""
     reads: tuple[str, ...] = ()

@@ -34,7 +34,7 @@ JSON_ADVICE = (
 def metadata_files(base_path: Path) -> list[Path]:
     """Return the metadata files in a folder."""
     paths = [base_path / f"metadata{suffix}" for suffix in SUFFIXES]
-    return [path for path in paths if path.is_file()]
+    return list(filter(Path.is_file, paths))
 
 
 def read_metadata(path: Path) -> Table:
@@ -74,7 +74,8 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
                 file.seek(0)
             yield file
     except FileNotFoundError as error:
-        raise UsageError(path, "no such metadata file") from error
+        what = "no such metadata file; give its path from the folder where you run this"
+        raise UsageError(path, what) from error
     except OSError as error:
         raise SystemFault(path, f"cannot be read: {error.strerror}") from error
 

@@ -230,7 +230,7 @@ def _rows(
             return contents.keep(cell)
         if isinstance(cell, ValueError):
             raise cell
-        what = f"form {form.name} gave a cell that is a {type(cell).__name__}"
+        what = f"form {form.name} of {form.plugin} gave a cell that is a {type(cell).__name__}"
         raise UsageError(file, what)
 
     for row in _guarded(form, file, form.rows, columns):
@@ -289,4 +289,5 @@ def _named(form: Form, file: Path) -> Iterator[None]:
             raise SystemFault(file, f"cannot be read: {error}") from error
         # Of a damaged file: libraries say so by errors of any kind.
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UsageError(file, f"cannot be read as {form.name}: {reason}") from error
+        what = f"cannot be read as {form.name} by {form.plugin}: {reason}"
+        raise UsageError(file, what) from error

@@ -92,5 +92,4 @@ def _differing(
     saved: Mapping[str, Any], now: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
     """Return the entries of the second whose values are others in the first, with both."""
-    pairs = {name: (saved[name], one) for name, one in now.items()}
-    return {name: (one, other) for name, (one, other) in pairs.items() if one != other}
+    return {name: (saved[name], one) for name, one in now.items() if saved[name] != one}

@@ -114,9 +114,11 @@ def kept_identities(run: AnyRun, configs: Mapping[str, Config]) -> dict[str, Any
         config = configs.get(component)
         for one in run.setup.keepers.identities(component, config):
             found.setdefault(one.name, {})[component] = one.value
-    trained = dict.fromkeys(used & {*run.setup.trainables.components}, True)
+    trained = dict.fromkeys(sorted(used & {*run.setup.trainables.components}), True)
+    # As text, since 1 equals True.
     return {
-        name: True if found[name] == trained else found[name] for name in sorted(found)
+        name: True if str(one) == str(trained) else one
+        for name, one in sorted(found.items())
     }
 
 

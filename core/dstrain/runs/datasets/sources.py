@@ -101,12 +101,12 @@ def dataset_source(config: TrainConfig) -> Source | None:
     """
     found = []
     for part in datasets_of(config):
-        base = part.config.dataset_base_path
+        own = part.config
+        base = own.dataset_base_path
         if base is None or config.stage == "train":
             return None
         if config.dry_run and is_published(base):
             return None
-        own = part.config
         with about_dataset(part.name):
             found.append(source_of(own, base, own.dataset_metadata_path))
     return _joined(config, found)

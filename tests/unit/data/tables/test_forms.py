@@ -106,7 +106,11 @@ def failing(error: Exception) -> Callable[[FormRow], FormRow]:
 @pytest.mark.parametrize(
     ("change", "kind", "said"),
     [
-        (failing(KeyError("x")), UsageError, "a.zip: cannot be read as zip: 'x'"),
+        (
+            failing(KeyError("x")),
+            UsageError,
+            "a.zip: cannot be read as zip by dstrain: 'x'",
+        ),
         (failing(OSError(5, "failed")), SystemFault, "a.zip: cannot be read"),
         (lambda row: {**row, "image": 3}, UsageError, "a cell that is a int"),
         (lambda row: {**row, "image": ValueError("is bad")}, UsageError, "is bad"),
@@ -148,7 +152,7 @@ def test_two_forms_of_a_dataset_are_refused_unless_one_is_chosen(folder: Path) -
     assert find_source(folder, forms=forms, chosen="other").form == "other"
     with pytest.raises(UsageError, match=r"no form named 'zop'.*'zip'"):
         find_source(folder, forms=forms, chosen="zop")
-    with pytest.raises(UsageError, match="form raising cannot look at it"):
+    with pytest.raises(UsageError, match=r"its form raising, at .* raised"):
         find_source(folder, forms=(Raising(),))
 
 
