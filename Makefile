@@ -9,9 +9,12 @@ TWO := -n 2 --dist worksteal
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TWO)
 SECONDS := 800
 
-.PHONY: install demo test test-core quick everything golden test-real bench lint lint-quick docs format wheels clean
+.PHONY: help install demo test test-core quick everything golden test-real bench lint lint-quick docs format wheels clean
 
-install: $(STAMP)
+install: $(STAMP) ## make .venv with everything, which the others begin with
+
+help: ## list these
+	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' Makefile
 
 $(STAMP): constraints.txt pyproject.toml core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -19,33 +22,29 @@ $(STAMP): constraints.txt pyproject.toml core/pyproject.toml $(wildcard plugins/
 	$(BIN)/python -m pip install -q -c constraints.txt $$($(BIN)/python -c "import tomllib; print(*[p.split('>')[0] for g in tomllib.load(open('pyproject.toml','rb'))['dependency-groups'].values() for p in g])")
 	touch $@
 
-demo: install
+demo: install ## train a small model in two stages, then a LoRA
 	$(BIN)/python demo/run.py
 
-# What a merge needs: everyday tests, and as many others as fit into so many CPU seconds.
-test: install
+test: install ## what a merge needs: everyday tests, and as many others as fit into SECONDS of CPU time
 	$(PYTEST) --seconds $(SECONDS) < /dev/null
 
-quick: install
+quick: install ## everyday tests
 	$(PYTEST) < /dev/null
 
-# Core's tests, where no plugin is installed.
-test-core: install
+test-core: install ## the tests of core, where no plugin is installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.core_alone
 
-# Every trial, variant, page and planted bug; what has passed is not run again on a commit.
-everything: install
+everything: install ## every trial, variant, page and planted bug that has not passed on this commit
 	$(BIN)/python tools/everything.py
 
-# Names what this tree computes or writes otherwise than BASE.
-golden: install
+golden: install ## name what this tree computes or writes otherwise than BASE=REV
 	$(BIN)/python -m tools.golden $(BASE) $(CASES)
 
-test-real: install
+test-real: install ## real tokenizers, images and a video, downloaded
 	$(BIN)/python tests/gpu/assets.py .assets
 	$(BIN)/python -m pytest -s tests/gpu
 
-bench: install
+bench: install ## print the tables of performance.md
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/empty_step.py
 	$(BIN)/python benchmarks/train_step.py
@@ -56,14 +55,14 @@ bench: install
 	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/cache_rows.py
 
-lint-quick: install
+lint-quick: install ## ruff, mypy and the budget of the code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/measure_house.py --budget
 	$(BIN)/python tools/not_installed.py --check
 
-lint: lint-quick
+lint: lint-quick ## lint-quick, other platforms, imports and the docs
 	$(BIN)/mypy --platform win32
 	$(BIN)/mypy --platform darwin
 	$(BIN)/lint-imports --no-cache
@@ -71,15 +70,15 @@ lint: lint-quick
 
 # The docs site in site/; a link or an anchor that leads nowhere fails. To look at it, with its
 # search: python -m http.server -d site
-docs: install
+docs: install ## build the docs site in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-format: install
+format: install ## let ruff mend and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-wheels: install
+wheels: install ## build the wheels of core and plugins in dist/
 	for package in core plugins/*; do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$package; done
 
-clean:
+clean: ## remove .venv and all that is made here
 	rm -rf .venv dist demo_output site .results .golden .dstrain-tests-*
