@@ -82,7 +82,7 @@ class WatchOptions:
             "wandb": self.enable_wandb_log,
             "swanlab": self.enable_swanlab_log,
         }
-        switched_on = [name for name, is_on in asked.items() if is_on]
+        switched_on = filter(asked.get, asked)
         return tuple(dict.fromkeys((*split_commas(self.report_to), *switched_on)))
 
     def check(self, config: TrainConfig) -> None:
@@ -100,10 +100,14 @@ class WatchOptions:
         for name in ("wandb", "swanlab"):
             flag = f"{name}_project"
             if getattr(self, flag) is not None and name not in self.trackers:
-                what = f"has no effect without --report_to {name}"
-                raise UsageError(f"--{flag}", what)
+                raise UsageError(
+                    f"--{flag}", f"has no effect without --report_to {name}"
+                )
         if isinstance(config, TrainConfig) and config.stage != "data_process":
             for name in self.trackers:
                 if find_spec(name) is None:
-                    what = f"{name} is not installed"
-                    raise UsageError("--report_to", what, f"run: pip install {name}")
+                    raise UsageError(
+                        "--report_to",
+                        f"{name} is not installed",
+                        f"run: pip install {name}",
+                    )

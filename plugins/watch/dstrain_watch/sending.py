@@ -58,14 +58,22 @@ class Trackers(Observer):
                 warnings.simplefilter("ignore")
                 project = getattr(self.options, f"{name}_project", None) or "dstrain"
                 tracker = made(name, project, run.folder, run_id, run.step)
-                tracker.start()
+                try:
+                    tracker.start()
+                except KeyboardInterrupt as error:
+                    # Weights & Biases makes one of click's Abort when its question for a
+                    # login meets the end of input, too.
+                    abort = error.__context__
+                    if not isinstance(getattr(abort, "__context__", None), EOFError):
+                        raise
+                    raise EOFError("no login: log in first, or leave it out") from error
                 self._open[name] = tracker
                 _send_config(tracker, resolved)
 
     def step(self, run: WatchedRun, numbers: Mapping[str, float]) -> None:
         """Send the numbers of a step."""
         sent = {name: one for name, one in numbers.items() if name != "step"}
-        self._each(lambda tracker: tracker.log(sent, step=run.step))
+        self.reported(run, sent)
 
     def reported(self, run: WatchedRun, values: Mapping[str, Any]) -> None:
         """Send more numbers of the step, or images; of a video some of its frames."""

@@ -78,8 +78,8 @@ def _swanlab_settings() -> Any:
             if not name.startswith("monitor_")
         }
         settings = swanlab.Settings(probe=given, terminal={"proxy_type": "none"})
-        found = {name: getattr(settings.probe, name) for name in given}
-        is_quiet = not any(found.values()) and settings.terminal.proxy_type == "none"
+        found = (getattr(settings.probe, name) for name in given)
+        is_quiet = not any(found) and settings.terminal.proxy_type == "none"
     else:
         settings = swanlab.Settings(**NO_METADATA)
         is_quiet = all(

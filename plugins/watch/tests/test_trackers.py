@@ -7,10 +7,13 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypedDict
+from unittest.mock import patch
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -230,6 +233,21 @@ def test_a_swanlab_that_does_not_take_the_settings_gets_nothing(
     assert swanlab.CALLS == []
     (warning,) = warnings_of(capsys)
     assert "swanlab" in warning
+
+
+def test_a_tracker_whose_question_for_a_login_has_no_answer_is_given_up(
+    here: Path, tmp_path: Path, swanlab: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(**_: Any) -> None:
+        try:
+            click.prompt("key")
+        except click.Abort:
+            raise KeyboardInterrupt from None
+
+    swanlab.init = ask
+    with patch("sys.stdin", StringIO()):
+        train(here, output_path=tmp_path, report_to="swanlab", max_steps=1)
+    assert "swanlab: EOFError: no login: log in first" in warnings_of(capsys)[0]
 
 
 @pytest.mark.parametrize("fault", [ConnectionError, SystemExit])
