@@ -432,9 +432,8 @@ def dstrain_forms(options): return [Zip()]
     ("a LoRA type without a name", offering("its LoRA type '' has no name", "LoraType", "")),
     ("a LoRA type of no keys", offering("its LoRA type 'own' has keys that are no", "LoraType", "own",
                                         "    keys = '('\n")),
-    ("a LoRA type that peft has not", replace(offering(
-        "plugin plugin-bad 1.0: its LoRA type 'own' raised AttributeError", "LoraType", "own", "    kind = 'No'\n"),
-        code=2, words=("--lora_type", "own"))),
+    ("a LoRA type that peft has not", replace(offering("bad 1.0: its LoRA type 'own' raised", "LoraType", "own",
+        "    kind = 'No'\n"), code=2, words=("--lora_type", "own"))),
     ("a LoRA type that is a text", hooked("dstrain_lora_types failed: TypeError: returned str, not LoraType",
                                           "dstrain_lora_types(): return ['hra']")),
     ("LoRA types that raise", hooked("dstrain_lora_types failed: ZeroDivisionError", "dstrain_lora_types(): 1 / 0")),

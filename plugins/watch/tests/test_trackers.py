@@ -7,13 +7,11 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypedDict
-from unittest.mock import patch
+from unittest.mock import Mock
 
-import click
 import numpy as np
 import pytest
 import torch
@@ -238,15 +236,10 @@ def test_a_swanlab_that_does_not_take_the_settings_gets_nothing(
 def test_a_tracker_whose_question_for_a_login_has_no_answer_is_given_up(
     here: Path, tmp_path: Path, swanlab: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def ask(**_: Any) -> None:
-        try:
-            click.prompt("key")
-        except click.Abort:
-            raise KeyboardInterrupt from None
-
-    swanlab.init = ask
-    with patch("sys.stdin", StringIO()):
-        train(here, output_path=tmp_path, report_to="swanlab", max_steps=1)
+    ended, abort = KeyboardInterrupt(), RuntimeError()
+    ended.__context__, abort.__context__ = abort, EOFError()
+    swanlab.init = Mock(side_effect=ended)
+    train(here, output_path=tmp_path, report_to="swanlab", max_steps=1)
     assert "swanlab: EOFError: no login: log in first" in warnings_of(capsys)[0]
 
 
