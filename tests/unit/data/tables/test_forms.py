@@ -133,13 +133,6 @@ class Other(Zipped):
     name = "other"
 
 
-class Raising(Form):
-    name = "raising"
-
-    def find(self, given: Given) -> Source | None:
-        raise RuntimeError("lost")
-
-
 def test_two_forms_of_a_dataset_are_refused_unless_one_is_chosen(folder: Path) -> None:
     forms = (Zipped(), Other())
     with pytest.raises(UsageError, match="zip or other") as caught:
@@ -148,8 +141,6 @@ def test_two_forms_of_a_dataset_are_refused_unless_one_is_chosen(folder: Path) -
     assert find_source(folder, forms=forms, chosen="other").form == "other"
     with pytest.raises(UsageError, match=r"no form named 'zop'.*'zip'"):
         find_source(folder, forms=forms, chosen="zop")
-    with pytest.raises(UsageError, match=r"its form raising, at .* raised"):
-        find_source(folder, forms=(Raising(),))
 
 
 def test_core_s_forms_can_be_chosen_and_a_table_wins(folder: Path) -> None:
