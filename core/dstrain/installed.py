@@ -133,7 +133,10 @@ class NamingPlugin:
         """Raise UsageError naming the plugin."""
         if not self.plugin or not isinstance(error, (Exception, SystemExit)):
             return
-        if isinstance(error, (DstrainError, MemoryError, OSError)):
+        if isinstance(error, (DstrainError, MemoryError)):
+            return
+        # Libraries raise one without a number for damaged files, too.
+        if isinstance(error, OSError) and error.errno is not None:
             return
         # torch's of a device
         if type(error).__name__ != "OutOfMemoryError":

@@ -64,10 +64,11 @@ def new_start() -> dict[str, Any]:
 def refill_advice(config: TrainConfig) -> str:
     """Return the command of stage 1 that fills the feature cache of a run, in words."""
     stage_1 = f"{config.task_name}:data_process"
+    again = f"run the command that filled it, with --task {stage_1}"
     if config.stage == "train" and config.feature_cache is None:
-        return f"--dataset_base_path is the cache here: fill one with --task {stage_1}, or leave --task out"
+        return f"--dataset_base_path is the cache here: {again}, or name a cache with --feature_cache"
     if config.dataset_base_path is None:
-        return f"to fill it, run the command that filled it, with --task {stage_1}"
+        return f"to fill it, {again}"
     return "to fill it, run: " + command_line(config, task=stage_1, **new_start())
 
 
@@ -152,7 +153,9 @@ def read_resolved(output: Path) -> dict[str, Any]:
         recorded: dict[str, Any] = json.loads((output / CONFIG).read_bytes())
         _ = recorded["model"]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        why = f"{CONFIG} records none" if output.exists() else "it does not exist"
+        why = (
+            f"no configuration in {CONFIG}" if output.exists() else "it does not exist"
+        )
         what = f"is not the output folder of a run: {why}; name its --output_path"
         raise StateError(output, what) from error
     return recorded

@@ -79,9 +79,10 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tenso
         return several
     # As torch's own does it, without its search for other devices and dtypes. Norms of
     # bf16 gradients would be rounded to three digits, each and together.
-    norms = torch._foreach_norm(gradients, dtype=torch.float32)
-    norm: Tensor = torch.linalg.vector_norm(torch.stack([*norms]))
-    torch._foreach_mul_(gradients, _factor(norm, max_norm))
+    with torch.no_grad():
+        norms = torch._foreach_norm(gradients, dtype=torch.float32)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([*norms]))
+        torch._foreach_mul_(gradients, _factor(norm, max_norm))
     return norm
 
 

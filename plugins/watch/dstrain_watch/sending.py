@@ -82,7 +82,7 @@ class Trackers(Observer):
             for name, value in values.items()
             if isinstance(value, Image.Image | Frames)
         }
-        numbers = {name: values[name] for name in values.keys() - images.keys()}
+        numbers = {name: one for name, one in values.items() if name not in images}
         if numbers:
             self._each(lambda tracker: tracker.log(numbers, step=run.step))
         if images:

@@ -23,7 +23,7 @@ def test_a_folder_without_a_finished_plan_is_refused_with_the_command_that_fills
         advice = "\n".join(caught.value.help_lines)
         assert "--task sft:data_process" in advice
         assert f"--feature_cache {cache}" in advice
-    with pytest.raises(StateError, match=r"is the cache here: .*leave --task out"):
+    with pytest.raises(StateError, match=r"is the cache here: .*name a cache with --f"):
         filled.stage_2(feature_cache=None)
 
 
