@@ -102,7 +102,7 @@ def test_stage_2_names_the_command_that_fills_its_cache_where_the_dataset_is_kno
     for base, store in ((None, cache), (cache, None)):
         with pytest.raises(StateError) as caught:
             run(replace(given, dataset_base_path=base, feature_cache=store))
-        assert caught.value.help_lines[-1].endswith("--task sft:data_process")
+        assert ", with --task sft:data_process" in caught.value.help_lines[-1]
     with pytest.raises(StateError) as caught:
         run(given)
     (note,) = caught.value.__notes__  # without the flags of the commands
