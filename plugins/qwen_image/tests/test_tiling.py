@@ -82,7 +82,7 @@ def test_tiles_are_a_part_of_a_run_and_of_what_generates_by_it(
 ) -> None:
     out = tmp_path / "out"
     start(data, **TILES)
-    with pytest.raises(StateError, match="--tiled"):
+    with pytest.raises(StateError, match="tiled, tile_size"):
         start(data, max_steps=3, resume="auto")
     start(data, max_steps=3, resume="auto", tile_stride=24, **TILES)
 
