@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from dstrain import UsageError
-from dstrain.cli.main import main
 from dstrain.installed import Installed, installed
 from dstrain.registry import load_family, refuse_unknown, usable_families
 
@@ -99,22 +98,3 @@ def test_a_plugin_that_a_family_needs_is_named_with_the_line_that_installs_it(
     )
     fake_plugin("plugin-tables", {"tables": "json"}, {}, group="dstrain")
     assert load_family("needy").needs == ("tables",)
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["--model wan", "--model_id Wan-AI/Wan2.1-T2V-14B", "--recipe wan-style-24gb"],
-)
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_family_that_is_absent_is_named_with_how_to_have_it(
-    words: str,
-    is_there: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    advice = "which -p disables" if is_there else "-c constraints.txt ./plugins/wan"
-    monkeypatch.setattr(
-        "dstrain.installed._is_there", lambda _, off=(): is_there and "wan" not in off
-    )
-    assert main(["train", "-p", "no:wan", *words.split(), "--dry_run"]) == 2
-    assert advice in " ".join(capsys.readouterr().err.split())
