@@ -5,9 +5,11 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from pathlib import Path
+from typing import TypeVar
 
-from dstrain.cache.backend.plan_files import FileRows, StoredPlan
+from dstrain.cache.backend.plan_files import StoredPlan
 from dstrain.data.videos import frames_in
 from dstrain.storage import hash_json
 from dstrain.storage.hashing import FileMark
@@ -17,6 +19,7 @@ FILES_AT_ONCE = 512
 SLOW = 1e-4
 """Seconds a look at a file takes where it is on a server: then many are asked at once."""
 READERS = 16
+T = TypeVar("T")
 
 
 def are_as_recorded(plan: StoredPlan, samples: range, folders: Sequence[str]) -> bool:
@@ -46,7 +49,22 @@ def first_changed_source(
     Raises OSError for a file that cannot be read.
     """
     files = plan.files().of_samples(samples)
-    changed = first_changed(_here(files, _roots(folders)))
+    roots = _roots(folders)
+
+    def touched(start: int) -> list[RecordedFile]:
+        part = files.part(start, FILES_AT_ONCE)
+        found: list[RecordedFile] = []
+        for (name, mark), digest in zip(part.marks, part.digests, strict=True):
+            if _first_mark(name, roots) == mark or _leads_out(os.fsdecode(name)):
+                continue
+            places = filter(os.path.isfile, (root + name for root in roots))
+            for place in islice(places, 1):
+                found.append((os.fsdecode(place), [*mark, digest.hex()]))
+        return found
+
+    # Most files are as they were: one look at each is all that they cost.
+    starts = range(0, len(files), FILES_AT_ONCE)
+    changed = first_changed(chain.from_iterable(_looked(touched, starts)))
     return changed or _changed_folder(plan, samples, folders)
 
 
@@ -71,19 +89,6 @@ def names_digest(folder: Path) -> str:
     return hash_json("frames", [file.name for file in frames_in(folder)])
 
 
-def _here(files: FileRows, roots: Sequence[bytes]) -> Iterator[RecordedFile]:
-    """Yield the files that are in one of the folders, with what is recorded of them."""
-    for start in range(0, len(files), FILES_AT_ONCE):
-        part = files.part(start, FILES_AT_ONCE)
-        for (name, mark), digest in zip(part.marks, part.digests, strict=True):
-            if _leads_out(os.fsdecode(name)):
-                continue
-            places = (root + name for root in roots)
-            for place in filter(os.path.isfile, places):
-                yield os.fsdecode(place), [*mark, digest.hex()]
-                break
-
-
 def _roots(folders: Sequence[str]) -> list[bytes]:
     # Names stay bytes: a million of them are turned into text for nothing.
     return [os.fsencode(os.path.join(folder, "")) for folder in folders]
@@ -102,7 +107,7 @@ def _first_mark(name: bytes, roots: Sequence[bytes]) -> FileMark | None:
     return None
 
 
-def _looked(look: Callable[[int], bool], starts: Sequence[int]) -> Iterator[bool]:
+def _looked(look: Callable[[int], T], starts: Sequence[int]) -> Iterator[T]:
     if not starts:
         return
     since = time.monotonic()
