@@ -127,19 +127,20 @@ def update(run: Training, batches: Sequence[Batch]) -> tuple[float, float]:
 
     Returns its mean loss and the norm of its gradient before clipping.
     """
+    naming = NamingPlugin(run.updater.plugin, "its updater")
     losses = []
     for batch in batches:
         ends_step = batch.micro_batch.ends_step
         with nullcontext() if ends_step else run.adding_up():
             loss = run.model(batch)
             run.module.refuse_without_gradient(loss)
-            with NamingPlugin(run.updater.plugin, "its updater"):
+            with naming:
                 run.updater.backward(loss, ends_step)
         run.module.pipeline.keepers.step_done()
         losses.append(loss.detach())
     if run.step == 0:
         warn_without_gradient(run)
-    with NamingPlugin(run.updater.plugin, "its updater"):
+    with naming:
         norm = run.updater.clip()
         if not isinstance(norm, torch.Tensor):
             raise TypeError(f"clip returned {type(norm).__name__}, not Tensor")
@@ -151,7 +152,7 @@ def update(run: Training, batches: Sequence[Batch]) -> tuple[float, float]:
         raise run.diverged(run, batches, loss_value, norm_value)
     # Some draw: on every process the same, and after a resumption as before.
     seed_global((run.seed, run.step), "optimizer")
-    with NamingPlugin(run.updater.plugin, "its updater"):
+    with naming:
         run.updater.step()
     if run.lr_scheduler is not None:
         run.lr_scheduler.step()

@@ -37,7 +37,7 @@ class Watcher:
     is_waited_for: bool = False
     """Whether other processes have it, too, and may wait for this one."""
     seconds: float = 0.0
-    """How long its methods took."""
+    """How long the methods of a plugin's took."""
     is_disabled: bool = False
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -46,12 +46,13 @@ class Watcher:
         """
         if self.is_disabled:
             return None
+        call = getattr(self.observer, method)
+        if not self.plugin:
+            return call(*arguments)
         start = time.perf_counter()
         try:
-            return getattr(self.observer, method)(*arguments)
+            return call(*arguments)
         except (Exception, SystemExit) as error:
-            if not self.plugin:
-                raise
             self.disable(method, error)
             return None
         finally:
@@ -124,7 +125,7 @@ class Observers:
         self._call("end", how)
         took = time.perf_counter() - begun
         for one in self.all:
-            if one.plugin and one.seconds > SLOW * took:
+            if one.seconds > SLOW * took:
                 share = f"{one.seconds / took:.0%} of the time"
                 logger.info(
                     f"{one.plugin}: its {type(one.observer).__name__} took {share}"

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -116,11 +117,15 @@ class TrainingRun(Training):
 
     def after_update(self) -> None:
         """Let plugins change what is trained, and average it, their changes included."""
-        extensions = self.setup.extensions
-        if extensions.implement("dstrain_modify_step"):
+        if self._is_modified:
+            modify = self.setup.extensions.modify_step
             with torch.no_grad():
-                extensions.modify_step(self.step + 1, self.module, self.optimizer)
+                modify(self.step + 1, self.module, self.optimizer)
         self.ema.update()
+
+    @cached_property
+    def _is_modified(self) -> bool:
+        return self.setup.extensions.implement("dstrain_modify_step")
 
     def steps_of_batches(self) -> Iterator[tuple[int, list[Batch]]]:
         """Yield (epoch, micro-batches of one optimizer step), of this process."""
