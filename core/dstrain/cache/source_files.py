@@ -54,12 +54,12 @@ def first_changed_source(
     def touched(start: int) -> list[RecordedFile]:
         part = files.part(start, FILES_AT_ONCE)
         found: list[RecordedFile] = []
-        for (name, mark), digest in zip(part.marks, part.digests, strict=True):
+        for number, (name, mark) in enumerate(part.marks):
             if _first_mark(name, roots) == mark or _leads_out(os.fsdecode(name)):
                 continue
             places = filter(os.path.isfile, (root + name for root in roots))
             for place in islice(places, 1):
-                found.append((os.fsdecode(place), [*mark, digest.hex()]))
+                found.append((os.fsdecode(place), [*mark, part.digest(number).hex()]))
         return found
 
     # Most files are as they were: one look at each is all that they cost.

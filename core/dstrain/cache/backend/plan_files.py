@@ -244,11 +244,10 @@ class FileRows:
         columns = (self.table[name].to_pylist() for name in names)
         return [(name, mark) for name, *mark in zip(*columns, strict=True)]
 
-    @property
-    def digests(self) -> list[bytes]:
-        """Return the sha256 of each file."""
-        digests: list[bytes] = self.table["sha256"].to_pylist()
-        return digests
+    def digest(self, number: int) -> bytes:
+        """Return the sha256 of a file."""
+        digest: bytes = self.table["sha256"][number].as_py()
+        return digest
 
 
 def _of_samples(table: Any, samples: range) -> Any:
