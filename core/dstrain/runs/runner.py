@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from dstrain.console import fitted, get_logger, is_main_process, redacted
 from dstrain.distributed import ProcessGroup, distributed_run
 from dstrain.errors import (
     CacheError,
+    DstrainError,
     MissingFiles,
     OutOfMemory,
     SystemFault,
@@ -159,16 +160,23 @@ def _start(config: TrainConfig, own: OwnParts, launch: Launch) -> RunResult:
 
 
 def dry_run(setup: Setup) -> None:
-    """Print what a run would do; with --json faulty rows as well, which are then refused."""
+    """Print what a run would do; with --json also where it then refuses faulty rows."""
     config = setup.config
-    try:
-        with toy_models(setup) as ready:
+    with toy_models(setup) as ready:
+        try:
             found = plan_run(ready)
-    except UsageError as error:
-        for place, reason in error.faults if config.json and is_main_process() else ():
-            line = json.dumps({"row": place, "fault": reason}, ensure_ascii=False)
-            print(redacted(line))
-        raise
+        except UsageError as error:
+            if config.json and error.faults and is_main_process():
+                skipping = replace(config, on_bad_sample="skip")
+                lines = [
+                    redacted(json.dumps({"row": row, "fault": why}, ensure_ascii=False))
+                    for row, why in error.faults
+                ]
+                # Where rows are left, these are listed as if the others were skipped.
+                with suppress(DstrainError):
+                    lines = [*plan_run(replace(ready, config=skipping)).as_json()]
+                print(*lines, sep="\n")
+            raise
     if not is_main_process():
         return
     if config.json:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,8 @@ from dstrain.pipeline import MASK
 from dstrain.registry import Section
 from dstrain.runs.build import total_steps, without_effect
 from dstrain.runs.datasets.sizes import group_sizes, size_lines
-from dstrain.runs.dry_run.planned_rows import PlannedRows, samples_per_step
+from dstrain.runs.dry_run.planned_rows import PlannedRows
+from dstrain.runs.launch.variables import world_size
 from dstrain.runs.setup import Setup
 
 
@@ -33,15 +35,16 @@ class RunLength:
     def of(cls, setup: Setup, rows: PlannedRows) -> "RunLength":
         """Return that of a run with these rows."""
         config = setup.config
-        batch = samples_per_step(setup)
+        processes = world_size(os.environ)
+        batch = config.batch_size * config.gradient_accumulation_steps * processes
         per_epoch = rows.steps_per_epoch
         is_exact = per_epoch is not None
         if per_epoch is None and rows.count:
             trained = rows.count - rows.held_out
             per_epoch = math.ceil(trained * config.dataset_repeat / batch)
-        if per_epoch is None:
-            return cls(rows, batch, None, config.max_steps, is_exact)
-        steps = total_steps(config, per_epoch)
+        steps = config.max_steps
+        if per_epoch is not None:
+            steps = total_steps(config, per_epoch)
         return cls(rows, batch, per_epoch, steps, is_exact)
 
     def lines(self, setup: Setup, second: Sequence[PlannedRows]) -> Iterator[str]:
@@ -54,9 +57,8 @@ class RunLength:
         for one in second:
             yield f"    {one.in_words()} for validation"
         is_stage_1 = setup.stage == "data_process"
-        for line in size_lines(
-            rows.sizes, None if is_stage_1 else self.samples_per_step
-        ):
+        batch = None if is_stage_1 else self.samples_per_step
+        for line in size_lines(rows.sizes, batch):
             yield f"    {line}"
         if setup.config.runs_both_stages:
             yield f"    {_work(setup, [rows, *second])}"

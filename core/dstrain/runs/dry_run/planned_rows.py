@@ -125,7 +125,7 @@ def _of_unchanged(found: Unchanged) -> PlannedRows:
         [recorded_plan(setup, line) for line in info.prompt_rows],
         found.source.path,
         count,
-        _held_out(setup, np.arange(count)),
+        _held_out(setup, range(count)),
         is_cached=True,
         largest=None if largest is None else LargestSample(**largest),
         sizes=[GroupSize(*one) for one in info.sizes],
@@ -165,8 +165,9 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
     base = config.dataset_base_path
     has_cache = config.feature_cache is not None or base is not None
     if setup.stage == "train" and has_cache:
-        folder = setup.cache_path
-        absent.append(f"{folder} is not a feature cache yet: stage 1 fills it")
+        absent.append(
+            f"{setup.cache_path} is not a feature cache yet: stage 1 fills it"
+        )
     source = dataset_source(config)
     if source is None:
         if base is not None and setup.stage != "train" and is_published(base):
@@ -185,7 +186,7 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
         is_whole &= not lacks_files
         if table is None:
             plans = [setup.plan(setup.all_inputs())]
-            held_out = _held_out(setup, np.array(rows))
+            held_out = _held_out(setup, rows)
             return PlannedRows(plans, (), source.path, len(rows), held_out)
     log_left_out(setup)
     is_skipping = config.on_bad_sample == "skip"
@@ -199,11 +200,11 @@ def _of_table(setup: Setup, absent: list[str]) -> PlannedRows:
         [row.plan for row in plan_rows(setup)],
         source.path,
         len(rows),
-        _held_out(setup, np.array(rows)),
+        _held_out(setup, rows),
         largest=largest_sample(dataset, setup.name_row),
         dataset=dataset,
     )
-    if not is_whole or setup.config.on_bad_sample == "skip":
+    if not is_whole or is_skipping:
         return found
     return _with_steps(setup, found)
 
@@ -234,26 +235,17 @@ def _with_steps(setup: Setup, rows: PlannedRows) -> PlannedRows:
     data = open_training_data(setup)
     groups = data.groups
     if setup.validation is None:
-        config = setup.config
-        fraction = config.validation_split
-        groups, _ = hold_out(groups, data.sample_ids, config.seed, fraction)
+        groups, _ = choose_validation(setup, data)
     order = order_of(setup, data, groups, world_size(os.environ))
     sizes = trained_sizes(order, data.sizes)
     return replace(rows, steps_per_epoch=order.steps_per_epoch, sizes=sizes)
 
 
-def _held_out(setup: Setup, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+def _held_out(setup: Setup, rows: Sequence[int]) -> int:
     """Return how many of these rows are for validation."""
-    if not len(rows):
+    if not rows:
         return 0
     config = setup.config
-    ids = np.stack([rows, np.zeros_like(rows)], axis=1)
     groups = np.zeros(len(rows), np.int32)
+    ids = np.stack([rows, np.zeros(len(rows), np.int64)], axis=1)
     return len(hold_out(groups, ids, config.seed, config.validation_split)[1])
-
-
-def samples_per_step(setup: Setup) -> int:
-    """Return the samples of an optimizer step, those of all processes."""
-    config = setup.config
-    processes = world_size(os.environ)
-    return config.batch_size * config.gradient_accumulation_steps * processes

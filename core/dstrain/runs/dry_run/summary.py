@@ -46,9 +46,8 @@ def plan_run(setup: Setup) -> "DryRun":
     with status("building the models without weights ..."):
         loaded = _check_models(setup, plans, rows.prompt_plans, absent)
     length = RunLength.of(setup, rows)
-    run = PlannedRun.of(
-        setup, plans, rows, (length.steps, length.per_epoch), typed, loaded
-    )
+    steps = length.steps, length.per_epoch
+    run = PlannedRun.of(setup, plans, rows, steps, typed, loaded)
     found = setup.extensions.answers("dstrain_dry_run", Section, planned=run)
     sections = [section for _, section in found]
     return DryRun(setup, [rows, *second], length, sections, [*dict.fromkeys(absent)])
@@ -57,6 +56,7 @@ def plan_run(setup: Setup) -> "DryRun":
 def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:
     """Return the setup without the weights that flags name and that are not here."""
     config = setup.config
+    gone: dict[str, Any] = {}
     for name in options_affecting("weights"):
         value = str(getattr(config, name) or "")
         missing = [
@@ -67,9 +67,8 @@ def _without_absent_weights(setup: Setup, absent: list[str]) -> Setup:
         ]
         absent += [f"--{name}: {path} does not exist" for path in missing]
         if missing:
-            gone: dict[str, Any] = {name: None}
-            config = replace(config, **gone)
-    return replace(setup, config=config)
+            gone[name] = None
+    return replace(setup, config=replace(config, **gone))
 
 
 def _check_output(setup: Setup, absent: list[str]) -> None:

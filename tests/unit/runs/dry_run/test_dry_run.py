@@ -248,10 +248,16 @@ def test_a_machine_reads_the_place_of_each_fault(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project(tmp_path)
-    (tmp_path / "data/0.png").write_bytes(b"no image")
-    with pytest.raises(UsageError):
-        run(config(tmp_path, dry_run=True, json=True))
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["row"].startswith("metadata.json:1:")
+    count = len(json.loads((tmp_path / "data/metadata.json").read_bytes()))
+    for number in range(count):
+        (tmp_path / f"data/{number}.png").write_bytes(b"no image")
+        with pytest.raises(UsageError, match="bad value"):
+            run(config(tmp_path, dry_run=True, json=True))
+        lines = capsys.readouterr().out.splitlines()
+        bad = [one for one in map(json.loads, lines) if "fault" in one]
+        assert bad[0]["row"].startswith("metadata.json:1:")
+        # The others are listed beside these.
+        listed = [one for one in map(json.loads, lines) if "files" in one]
+        assert (len(bad), len(listed)) == (number + 1, count - number - 1)
     with pytest.raises(UsageError, match="--dry_run"):
         run(config(tmp_path, json=True))
