@@ -1,5 +1,6 @@
 """What runs of version 0.1.0 left is used by those of today: states, LoRA files, weights and
-configurations of each family, made by `tests/made_by_0.1/make.py`.
+configurations of each family, made in `tests/made_by_0.1` by `dstrain --config` FAMILY/run.toml
+(whole, and ended by SIGTERM after a step) and FAMILY/full.toml.
 
 Toys are made anew: equal seeds give equal weights.
 """

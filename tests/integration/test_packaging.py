@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.support import ROOT, everyday
+from tests.support.toys import dataset
 from tools.golden.trees import make_environment
 
 FAMILIES = ("flux", "qwen_image", "wan")
@@ -93,6 +96,29 @@ def test_a_family_installed_alone_plans_its_run(
     assert "encode_prompt" in run(
         alone / "bin/dstrain", "graph", "--model", family, cwd=tmp_path
     )
+
+
+def test_core_and_a_family_train_resume_and_generate(
+    installed: Installer, tmp_path: Path
+) -> None:
+    dstrain = installed("alone", "qwen_image") / "bin/dstrain"
+    train = (dstrain, "--model", "qwen_image", "--toy", "--lora_rank", "2")
+    train += ("--dataset_base_path", dataset("qwen_image", "base"))
+    train += ("--resolution", "32", "--max_steps")
+    cache = ("--feature_cache", "cache", "--output_path", "split")
+    run(*train, "4", "--output_path", "unsplit", cwd=tmp_path)
+    run(*train, "2", "--task", "sft:data_process", *cache, cwd=tmp_path)
+    run(*train, "2", "--task", "sft:train", *cache, cwd=tmp_path)
+    run(*train, "4", "--task", "sft:train", *cache, "--resume", cwd=tmp_path)
+    unsplit, split = (
+        load_file(tmp_path / folder / "step-4.safetensors")
+        for folder in ("unsplit", "split")
+    )
+    torch.testing.assert_close(split, unsplit, rtol=0, atol=0)
+    generate = (dstrain, "generate", "--run", "split", "--prompt", "dog", "--output")
+    small = ("--height", "32", "--width", "32", "--num_inference_steps", "1")
+    run(*generate, "dog.png", *small, cwd=tmp_path)
+    assert (tmp_path / "dog.png").exists()
 
 
 def test_the_installed_packages_are_those_of_the_wheels(

@@ -98,7 +98,7 @@ class Observers:
         """Start all observers, and end them however the block ends."""
         run = self.run
         run.is_stopping = is_stopping
-        run.report = self._waiting.append
+        run.report = self._report
         begun = time.perf_counter()
         started: list[Watcher] = []
         try:
@@ -146,9 +146,16 @@ class Observers:
         self._call("saved", files)
         self._show_reports()
 
+    def _report(self, values: Mapping[str, Any]) -> None:
+        # Copied here, so that whoever reports what is no mapping is the one to fail.
+        self._waiting.append(dict(values))
+
     def _show_reports(self) -> None:
-        while self._waiting:
-            self._call("reported", self._waiting.pop(0))
+        # What is reported meanwhile waits for the next step: it might never end.
+        waiting = self._waiting[:]
+        self._waiting.clear()
+        for values in waiting:
+            self._call("reported", values)
 
     def agree(self) -> frozenset[str]:
         """Return what was asked for in any process since the last call, the same in each."""

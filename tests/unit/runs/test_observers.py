@@ -90,6 +90,17 @@ def test_it_is_told_of_the_start_steps_saves_reports_and_the_end(
     ]
 
 
+def test_what_it_reports_of_a_report_waits_for_the_next_step(
+    fake_plugin: Install, here: Path, tmp_path: Path
+) -> None:
+    seen_alone = "sorted(values)))"
+    echoed = f"{seen_alone}\n        run.report({{'echo': 1.0}})"
+    seen = installed(fake_plugin, notes=NOTES.replace(seen_alone, echoed))
+    train(here, output_path=tmp_path, validation_split=0.34, max_steps=2)
+    echoes = [step for name, step, what in seen if what == ["echo"]]
+    assert echoes == [1, 2, 2]  # the last one at the save
+
+
 def test_callbacks_and_results_have_the_losses(here: Path, tmp_path: Path) -> None:
     flags = {"validation_split": 0.34, "max_steps": 4, "validation_steps": 2}
     seen: list[float | None] = []
