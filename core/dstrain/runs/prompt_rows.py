@@ -75,8 +75,9 @@ def plan_rows(setup: Setup) -> list[PromptPlan]:
                 shared = _shared_arguments(setup)
             own = {**row.arguments, "prompt": row.prompt}
             call = plan_inference(spec, {**shared, **own})
-            if "height" in own and (multiple := _multiple(spec, "height")):
-                check_sides(own["height"], call.inputs["width"], multiple)
+            if {"height", "width"} & own.keys() and (unit := _multiple(spec, "height")):
+                # A side that is not its own is right already.
+                check_sides(own.get("height", unit), own.get("width", unit), unit)
             guided = NEGATIVE in call.plan.task.branches
             plan = inference_plan(setup, call.inputs, guided)
             cells = {}
@@ -161,8 +162,7 @@ def _sizes(setup: Setup, sizes: Mapping[str, Measured]) -> dict[str, int]:
     names = {own.axis: name for name, own in sizes.items() if name in defaults}
     found = {}
     if "height" in names:
-        height = names["height"]
-        width = names["width"]
+        height, width = names["height"], names["width"]
         size = (defaults[height], defaults[width])
         most = _resolution(setup)
         found[height], found[width] = fit(size, most, _multiple(spec, height))

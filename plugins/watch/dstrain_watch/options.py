@@ -33,7 +33,7 @@ class WatchOptions:
         "output: previews",
         "Prompt to generate a preview from during training. Can be repeated. Its own size, seed, steps, "
         "guidance and negative prompt may follow: 'a dog --w 768 --h 512 --d 42 --s 20 --l 4 --n blurry'. "
-        "--w and --h are given together.",
+        "A side that is not given is as without them.",
         converter=as_texts,
         default=(),
         common=True,

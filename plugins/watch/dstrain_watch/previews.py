@@ -75,8 +75,6 @@ def prompt_row(text: str) -> PromptRow:
             upto = f" to {most}" if mark == "d" else " or more"
             what = f"{text!r}: --{mark} is {value.strip()}, expected a finite number, {least}{upto}"
             raise UsageError(FLAG, what)
-    if ("width" in arguments) != ("height" in arguments):
-        raise UsageError(FLAG, f"{text!r}: give --w and --h together")
     return PromptRow(FLAG, text, prompt.strip() if rest else text, arguments)
 
 

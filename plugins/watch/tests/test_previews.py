@@ -426,13 +426,16 @@ def test_a_preview_with_arguments_of_its_own_is_the_same_split_and_unsplit(
     here: Path, tmp_path: Path
 ) -> None:
     own = "cat --w 16 --h 24 --d 3 --s 2 --l 2 --n dark"
-    flags = {"preview_prompt": (own, "cat", "cat --d 3"), "max_steps": 1}
+    flags = {"preview_prompt": (own, "cat", "cat --d 3", "cat --w 24"), "max_steps": 1}
     flags["preview_at_start"] = True
     whole = made(train(here, output_path=tmp_path / "whole", **flags))
     assert made(train_in_two_stages(here, tmp_path, **flags)) == whole
-    assert len(set(whole.values())) == 6
-    with Image.open(tmp_path / "whole/previews/step-000001-0.png") as image:
-        assert image.size == (16, 24)
+    assert len(set(whole.values())) == 8
+    previews = tmp_path / "whole/previews"
+    # A side that is not given is that of the other previews.
+    sizes = [pixels(previews / f"step-000001-{n}.png").shape[:2] for n in (0, 1, 3)]
+    assert sizes == [(24, 16), sizes[1], (sizes[1][0], 24)]
+    assert sizes[1][1] != 24
     record = json.loads((tmp_path / "whole/previews/prompts.json").read_bytes())
     (first, *_) = record["0"]
     named = ("prompt", "seed", "num_inference_steps", "guidance_scale")
