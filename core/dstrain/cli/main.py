@@ -44,6 +44,11 @@ class RootGroup(OpenGroup):
             args = ["train", *args]
         elif first in self.commands:
             args = [first, *shared, *rest[1:]]
+        else:
+            # Whether a plugin's command is there follows from what is disabled.
+            for place in range(len(args) - 1):
+                if args[place] == "-p" and args[place + 1].startswith("no:"):
+                    args = args[place : place + 2] + args[:place] + args[place + 2 :]
         return super().parse_args(ctx, args)
 
     def resolve_command(

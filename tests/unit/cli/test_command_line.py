@@ -224,5 +224,9 @@ def test_a_plugin_adds_a_command(fake_plugin: Install, capsys: Printed) -> None:
     assert "'shout'" in capsys.readouterr().err
     assert main(["shout", "-h"]) == 0
     assert "Shout." in capsys.readouterr().out
-    assert main(["-p", "no:shouting", "shout", "hi"]) == 2
-    assert "'shout'" in capsys.readouterr().err
+    for words in ("-p no:shouting shout hi", "shout -p no:shouting hi"):
+        assert main(words.split()) == 2
+        assert "'shout'" in capsys.readouterr().err
+    assert main(["shout", "hi", "-p", "no:other"]) == 2
+    assert "no plugin named 'other'" in capsys.readouterr().err
+    assert main(["shout", "hi", "-p", "no:gone"]) == 0
