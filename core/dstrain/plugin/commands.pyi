@@ -29,7 +29,7 @@ from dstrain.console import (
 )
 from dstrain.distributed import interrupt_on_signals as interrupt_on_signals
 from dstrain.errors import secret_error as secret_error
-from dstrain.installed import installed as installed
+from dstrain.installed import how_to_have as how_to_have, installed as installed
 from dstrain.lazy import without_optional as without_optional
 from dstrain.registry import (
     load_extensions as load_extensions,

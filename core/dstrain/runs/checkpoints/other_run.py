@@ -9,6 +9,7 @@ from dstrain.config import as_flags, read_resolved
 from dstrain.config.options import TrainConfig, ends_at_last_step, options_affecting
 from dstrain.config.plugin_options import flags_by_name, plugin_flags
 from dstrain.errors import StateError
+from dstrain.installed import how_to_have
 from dstrain.models.device import ATTENTION
 from dstrain.runs.checkpoints.run_identity import (
     MODIFIERS,
@@ -33,21 +34,24 @@ def refuse_other_run(
         saved_content: Its `data_fingerprint`.
         content: That of this run, or a part of it.
     """
-    here = {name: one for name, one in content.items() if name in saved_content}
-    found = _differing(saved_content, here)
-    if saved_digest == config_digest(run):
-        if not found:
-            return
-    else:
+    found = _differing(saved_content, content)
+    if saved_digest != config_digest(run):
         found = _differing_options(run) | found
+    elif not found:
+        return
     names = ", ".join(found) or "what has no name here, such as sizes of rows"
-    saved = {name: pair[0] for name, pair in found.items()}
-    now = {name: pair[1] for name, pair in found.items()}
+    saved, now = ({name: pair[at] for name, pair in found.items()} for at in (0, 1))
+    absent = [
+        f"{name}: {advice}"
+        for name, value in saved.items()
+        if (advice := how_to_have("options", name) or how_to_have(name, str(value)))
+    ]
     raise StateError(
         "--resume",
         f"the saved run had other options or another dataset: {names}",
         f"saved: {json.dumps(saved, ensure_ascii=False)}",
         f"this run: {json.dumps(now, ensure_ascii=False)}",
+        *absent,
         "resume with what was saved, or give another --output_path in place of --resume",
     )
 
@@ -55,34 +59,29 @@ def refuse_other_run(
 def _differing_options(run: AnyRun) -> dict[str, tuple[Any, Any]]:
     """Return the options that differ from those recorded of the saved run, with both values."""
     setup = run.setup
+    config = setup.config
     folder = setup.output
-    if setup.config.resume not in (None, "auto"):
-        folder = Path(str(setup.config.resume)).resolve().parent.parent
+    if config.resume not in (None, "auto"):
+        folder = Path(str(config.resume)).resolve().parent.parent
     try:
         recorded = read_resolved(folder)
     except StateError:
         return {}
     # What is at its default is not written.
-    defaults = {name: one.default for name, one in plugin_flags(TrainConfig).items()}
+    same = {name: one.default for name, one in plugin_flags(TrainConfig).items()}
     size = str(run.processes.size)
-    same = {**defaults, ATTENTION: "native", PROCESSES: size}
-    saved = {
-        **same,
-        MODIFIERS: NO_MODIFIERS,
-        **recorded,
-        **recorded.get("versions", {}),
-    }
+    same |= {ATTENTION: "native", MODIFIERS: NO_MODIFIERS, PROCESSES: size}
+    saved = {**same, **recorded, **recorded.get("versions", {})}
     now = {**same, **as_flags(setup.recorded), **setup.versions}
     now[MODIFIERS] = modifiers_in_words(setup)
     # Without its stage.
     saved["task"] = str(recorded.get("task", "")).partition(":")[0]
-    now["task"] = setup.config.task_name
+    now["task"] = config.task_name
     names = [*options_affecting("training", "resolved"), *setup.spec.constants]
-    if ends_at_last_step(setup.config.lr_scheduler):
+    if ends_at_last_step(config.lr_scheduler):
         names += options_affecting("length")
     names += [PROCESSES, MODIFIERS, ATTENTION, "task"]
-    # Versions before an option did not record it.
-    now = {name: now[name] for name in names if name in saved and name in now}
+    now = {name: now[name] for name in names if name in now}
     # Of a plugin that is not there, say.
     gone = recorded.keys() - {*flags_by_name(TrainConfig), *same, "versions", "p"}
     return _differing(saved, now | dict.fromkeys(filter(recorded.get, sorted(gone))))
@@ -92,4 +91,9 @@ def _differing(
     saved: Mapping[str, Any], now: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
     """Return the entries of the second whose values are others in the first, with both."""
-    return {name: (saved[name], one) for name, one in now.items() if saved[name] != one}
+    # Versions before an option did not record it.
+    return {
+        name: (saved[name], one)
+        for name, one in now.items()
+        if saved.get(name, one) != one
+    }

@@ -65,8 +65,7 @@ def config_digest(run: AnyRun) -> str:
             "learning_rate": setup.optimizer.rates.plain,
         },
     ]
-    optimizer = optimizer_identity(setup)
-    if optimizer:
+    if optimizer := optimizer_identity(setup):
         numbers.append(optimizer)
     if ATTENTION in setup.versions:
         numbers.append({ATTENTION: setup.versions[ATTENTION]})
@@ -83,11 +82,9 @@ def config_digest(run: AnyRun) -> str:
     if isinstance(mask, MaskColumn):
         # How much of it counts is one of the constants.
         numbers.append({"masks": [mask.name, mask.mode]})
-        others = other_masks(config)
-        if others:
+        if others := other_masks(config):
             numbers.append({"masks of datasets": others})
-    own_options = other_options(config)
-    if own_options:
+    if own_options := other_options(config):
         numbers.append({"options of datasets": own_options})
     if setup.modifiers:
         numbers.append({"modify step": dict(setup.modifiers)})
@@ -111,8 +108,7 @@ def kept_identities(run: AnyRun, configs: Mapping[str, Config]) -> dict[str, Any
     used = run.module.used_components
     found: dict[str, dict[str, Any]] = {}
     for component in sorted(used):
-        config = configs.get(component)
-        for one in run.setup.keepers.identities(component, config):
+        for one in run.setup.keepers.identities(component, configs.get(component)):
             found.setdefault(one.name, {})[component] = one.value
     trained = dict.fromkeys(sorted(used & {*run.setup.trainables.components}), True)
     # As text, since 1 equals True.
@@ -202,11 +198,10 @@ def _content(data: TrainingData) -> dict[str, str]:
             "cached values of stage 1": data.source.rows.values_digest,
         }
     setup = data.setup
-    dataset = setup.dataset
     sizes = []
     # The variants of a sample read the same files.
-    for first in dataset.first_variants:
-        row = dataset.rows[first]
+    for first in setup.dataset.first_variants:
+        row = setup.dataset.rows[first]
         used = sorted(setup.plan(frozenset(row)).used_inputs)
         files = [file for name in used for file in row[name].files]
         sizes.append([os.path.getsize(file) for file in files])

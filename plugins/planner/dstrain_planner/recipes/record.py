@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dstrain.plugin import ModelFamily, TrainConfig, UsageError, nearest
-from dstrain.plugin.commands import flags_by_name
+from dstrain.plugin.commands import flags_by_name, how_to_have
 
 from dstrain_planner.sizes import parse_size
 
@@ -181,7 +181,7 @@ def goals_of(family: ModelFamily) -> list[Goal]:
         tables = {key: _table(own) for key, own in table.items()}
     except TypeError as error:
         raise _wrong(family, GOALS, str(error)) from error
-    merged: dict[str, Mapping[str, Any]] = {}
+    merged: dict[str, dict[str, Any]] = {}
     for key, own in tables.items():
         like = own.get("like", key)
         if like != key and like not in merged:
@@ -270,12 +270,8 @@ def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _goal(
-    family: ModelFamily,
-    key: str,
-    table: Mapping[str, Any],
-    sources: Mapping[str, Source],
+    family: ModelFamily, key: str, table: dict[str, Any], sources: Mapping[str, Source]
 ) -> Goal:
-    table = dict(table)
     try:
         settings = tuple(_settings(table.pop("options")))
         on = {card: tuple(_settings(one)) for card, one in table.pop("on", {}).items()}
@@ -320,7 +316,8 @@ def _check_options(
 ) -> None:
     known = [*flags_by_name(TrainConfig), *(one.name for one in family.options)]
     for one in settings:
-        if one.option not in known:
+        # A run that has one of a plugin that is absent is refused with how to have it.
+        if one.option not in known and not how_to_have("options", one.option):
             what = f"[{key}] {one.option}: no such option{nearest(one.option, known)}"
             raise _wrong(family, file, what)
 

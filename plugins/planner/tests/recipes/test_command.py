@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstrain import TrainConfig
+from dstrain import TrainConfig, installed
 from dstrain.cli.main import main
 from dstrain.config import as_flags
 from dstrain.registry import load_family
@@ -278,3 +278,28 @@ def test_a_plugin_whose_recipes_are_wrong_hides_no_others(
     said = capsys.readouterr()
     assert "flux-style-24gb" in said.out
     assert "plugin bad: " in said.err and "goals.toml" in said.err
+
+
+@pytest.mark.parametrize(
+    ("plugin", "option"), [("watch", "preview_prompt"), ("memory", "quant_options")]
+)
+def test_a_recipe_with_an_option_of_an_absent_plugin_is_shown_and_its_runs_refused(
+    plugin: str,
+    option: str,
+    monkeypatch: pytest.MonkeyPatch,
+    shown: Callable[[str], str],
+    capsys: Printed,
+) -> None:
+    every, name = installed._found_in, "qwen-image-style-24gb"
+
+    def others(*asked: Any) -> tuple[installed.Installed, ...]:
+        return tuple(one for one in every(*asked) if plugin not in one.distribution)
+
+    monkeypatch.setattr("dstrain.installed._found_in", others)
+    assert "qwen-image-style-CARD" in shown("")
+    assert option in tomllib.loads(shown(f"show {name}"))
+    for more in ("", "--toy --lora_rank 4"):
+        assert train(f"--recipe {name} {more}") == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"dstrain: error: recipe {name}:{option}: ")
+        assert f"./plugins/{plugin}\n" in said

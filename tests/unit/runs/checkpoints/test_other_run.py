@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -126,14 +127,23 @@ def test_a_state_that_is_named_is_compared_with_the_run_that_wrote_it(
         assert differing(here, max_steps=4, seed=1, **given) == {"seed": (0, 1)}
 
 
-def test_what_only_the_saved_run_has_is_named(
-    here: Path, held: Path, tmp_path: Path
+def test_what_only_the_saved_run_has_is_named_with_how_to_have_it(
+    here: Path, held: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = shutil.copytree(held, tmp_path / "copy") / "logs/config.json"
     recorded = json.loads(config.read_text("utf-8"))
+    recorded |= {"quant_options": "dit:int8", "lora_type": "dora"}
     config.write_text(json.dumps({**recorded, "task": "own:train", "gone": 2}))
     expected = {"seed": (0, 1), "task": ("own", "sft"), "gone": (2, None)}
-    assert differing(here, output_path=tmp_path / "copy", seed=1) == expected
+    expected |= {"quant_options": ("dit:int8", None), "lora_type": ("dora", "lora")}
+    given: dict[str, Any] = {"output_path": tmp_path / "copy", "seed": 1}
+    assert differing(here, **given) == expected
+    monkeypatch.setattr("dstrain.installed._is_there", lambda *_: False)
+    with pytest.raises(StateError) as caught:
+        train(here, resume="auto", **given)
+    advice = "\n".join(caught.value.help_lines[2:-1])
+    for option, plugin in (("quant_options", "memory"), ("lora_type", "formats")):
+        assert re.search(f"^{option}: .* pip install .*/{plugin}$", advice, re.M)
 
 
 def test_what_was_saved_may_be_written_in_other_ways_but_for_the_preset(
