@@ -52,8 +52,7 @@ def check_video_name(path: Path) -> None:
     here.
     """
     if path.suffix.lower() != ".mp4":
-        suffix = path.suffix or "no suffix"
-        raise UsageError(path, f"{suffix} is not a supported video format; use .mp4")
+        raise UsageError(path, f"ends in {path.suffix!r}; videos are written as .mp4")
     check_pyav(path)
 
 
@@ -68,8 +67,7 @@ def check_output(path: Path, spec: PipelineSpec) -> None:
         return
     kind = Image.registered_extensions().get(path.suffix.lower())
     if kind not in FORMATS:
-        suffix = path.suffix or "no suffix"
-        what = f"{path}: {suffix} is not a supported image format; use .png"
+        what = f"{path} does not end in a supported image format, such as .png"
         raise UsageError("--output", what)
     if spec.makes_layers and kind not in TRANSPARENT:
         what = f"{path}: {kind} has no transparent parts, and layers may have them; use .png"
