@@ -144,11 +144,13 @@ def _send_images(
         return
     if not hasattr(tracker, "log_images"):
         return
-    as_images = {
-        name: [Image.fromarray(one) for one in several]
-        for name, several in arrays.items()
-    }
-    tracker.log_images(as_images, step=step)
+    for name, several in arrays.items():
+        pictures = [Image.fromarray(one) for one in several]
+        sent: dict[str, Any] = {name: pictures}
+        # To these two, accelerate sends one picture for each name.
+        if tracker.name in ("aim", "clearml"):
+            sent = {f"{name}/{n}": one for n, one in enumerate(pictures)}
+        tracker.log_images(sent, step=step)
 
 
 def _arrays(image: Image.Image | Frames) -> list[np.ndarray[Any, Any]]:

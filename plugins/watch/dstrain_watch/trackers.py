@@ -35,16 +35,15 @@ def made(name: str, project: str, folder: Path, run_id: str, step: int) -> Any:
         return tracking.TensorBoardTracker(
             run_id, place, purge_step=step + 1 if step else None
         )
+    kind = tracking.LOGGER_TYPE_TO_CLASS[name]
     own: dict[str, Any] = {"id": run_id, "resume": "allow"}
     if name == "wandb":
         own |= {"dir": str(place), "settings": _wandb_settings()}
-        return tracking.WandBTracker(project, **own)
-    if name != "swanlab":
-        kind = tracking.LOGGER_TYPE_TO_CLASS[name]
-        places = [str(place)] if kind.requires_logging_directory else []
-        return kind(project, *places)
-    own |= {"logdir": str(place), "settings": _swanlab_settings()}
-    return tracking.SwanLabTracker(project, **own)
+    elif name == "swanlab":
+        own |= {"logdir": str(place), "settings": _swanlab_settings()}
+    else:
+        own = {"logging_dir": str(place)} if kind.requires_logging_directory else {}
+    return kind(project, **own)
 
 
 def _wandb_settings() -> Any:

@@ -15,7 +15,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from dstrain import Frames, UsageError
+from dstrain_watch.trackers import TRACKERS
 from torch import Tensor
 
 from tests.support import family
@@ -43,6 +45,18 @@ class Run:
 def init(**given):
     CALLS.append(("init", given))
     return Run()
+"""
+
+AIM = """
+SENT = {}
+class Image:
+    def __init__(self, picture, caption):
+        self.size = picture.size
+class Run(dict):
+    def __init__(self, repo):
+        self.close = dict
+    def track(self, value, name, step):
+        SENT[name, step] = getattr(value, "size", value)
 """
 
 
@@ -185,6 +199,25 @@ def test_swanlab_gets_the_same_run_again_and_neither_the_command_nor_what_is_pri
     assert [(one.size, one.shade) for one in shown] == [
         ((32, 16), shade) for shade in (0, 3, 5, 8)
     ]
+
+
+def test_aim_gets_each_picture_under_a_name_of_its_own(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(family.BASE, decoders=(decode_video,))
+    monkeypatch.setitem(family.PIPELINES, "base", spec)
+    (tmp_path / "library/aim").mkdir(parents=True)
+    (tmp_path / "library/aim/__init__.py").write_text(AIM)
+    monkeypatch.syspath_prepend(tmp_path / "library")
+    flags = {"preview_prompt": ("a",), "preview_at_start": True, "max_steps": 1}
+    train(here, output_path=tmp_path / "out", report_to="aim", **flags)
+    sent = sys.modules.pop("aim").SENT
+    assert [sent[f"preview/0/{number}", 0] for number in range(4)] == [(32, 16)] * 4
+    assert ("loss", 1) in sent
+
+
+def test_all_trackers_of_accelerate_are_known() -> None:
+    assert {*TRACKERS} == {*LOGGER_TYPE_TO_CLASS}
 
 
 class Grouped:
