@@ -334,6 +334,9 @@ FAULTY: tuple[tuple[str, Fault], ...] = (
                                      "dstrain_dry_run(planned): 1 / 0", 0, "--dry_run")),
     ("a section that is a text", hooked("dstrain_dry_run failed: TypeError: returned str",
                                         "dstrain_dry_run(planned): return ['x']", 0, "--dry_run")),
+    *((f"a section of {what}", hooked("dstrain_dry_run failed: TypeError",
+        f"dstrain_dry_run(planned): return [Section('t', {given})]", 0, "--dry_run"))
+      for what, given in (("numbers", "[3]"), ("no JSON", "(), {'a': {1}}"))),
     ("no list of sections", hooked("dstrain_dry_run failed: TypeError",
                                    "dstrain_dry_run(planned): return 3", 0, "--dry_run")),
     ("observers that raise", hooked("dstrain_observers failed: ZeroDivisionError", "dstrain_observers(run): 1 / 0")),
@@ -368,6 +371,14 @@ class Zip(Form):
     name = "zip"
     reads = (".zip",)
     def find(self, given): raise OSError('not gzipped')
+@hookimpl
+def dstrain_forms(options): return [Zip()]
+""", 2, words=ZIP)),
+    ("a form that finds a text", Fault("its form zip, at photos.zip, raised TypeError: find returned str", HOOK +
+        """from dstrain.plugin import Form
+class Zip(Form):
+    name = "zip"
+    def find(self, given): return 'photos'
 @hookimpl
 def dstrain_forms(options): return [Zip()]
 """, 2, words=ZIP)),
@@ -437,6 +448,18 @@ def dstrain_forms(options): return [Zip()]
     ("a LoRA type that is a text", hooked("dstrain_lora_types failed: TypeError: returned str, not LoraType",
                                           "dstrain_lora_types(): return ['hra']")),
     ("LoRA types that raise", hooked("dstrain_lora_types failed: ZeroDivisionError", "dstrain_lora_types(): 1 / 0")),
+    *((f"a LoRA type whose {method} raises", replace(offering(
+        "plugin plugin-bad 1.0: its LoRA type 'own' raised ZeroDivisionError", "LoraType", "own",
+        f"    def {method}(self, *given): 1 / 0\n"), code=2, words=("--lora_type", "own")))
+      for method in ("settings", "check", "configured")),
+    ("a LoRA type that fails on names of LoRA", offering("", "LoraType", "own", "    def names(self, parts): 1 / 0\n")),
+    *((f"a LoRA format that nobody chose, whose {method} raises", offering(
+        "plugin plugin-bad 1.0: its LoRA format own is left out: ZeroDivisionError", "LoraFormat", "own",
+        f"    def {method}(self, *given): 1 / 0\n")) for method in ("needs_export", "has_names", "asked_by")),
+    *((f"a chosen LoRA format whose {method} raises", replace(offering(
+        "error: plugin plugin-bad 1.0: its LoRA format own raised ZeroDivisionError", "LoraFormat", "own",
+        f"    def has_names(self, *given): return True\n    def {method}(self, *given): 1 / 0\n"),
+        code=2, words=("--lora_format", "own"))) for method in ("has_names", "check")),
     ("a LoRA format of our name", offering("its LoRA format 'diffusers' has the same name", "LoraFormat", "diffusers")),
     ("LoRA formats that raise", hooked("dstrain_lora_formats failed: ZeroDivisionError",
                                        "dstrain_lora_formats(): 1 / 0")),

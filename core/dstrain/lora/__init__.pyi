@@ -10,6 +10,7 @@ from dstrain.lora.file_formats import (
     check_lora_file as check_lora_file,
     components_in as components_in,
     format_named as format_named,
+    formats_where as formats_where,
     is_lora_file as is_lora_file,
     known_formats as known_formats,
     read_lora as read_lora,

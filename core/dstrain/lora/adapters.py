@@ -21,7 +21,7 @@ from dstrain.lora.layer_names import (
     numbers_of_layers,
 )
 from dstrain.lora.layers import Layer, LoraConfig
-from dstrain.lora.types import LoraType, known_types, type_named
+from dstrain.lora.types import LoraType, type_named, type_of
 from dstrain.models import StoredLinear
 from dstrain.storage.tensor_writer import whole
 
@@ -122,9 +122,10 @@ def inject(
     if lora_config.dropout:
         settings["lora_dropout"] = lora_config.dropout
     kind = type_named(lora_config.type)
-    _check_layers(module, ranks, kind)
     settings["target_modules"] = sorted(peft_targets)
-    configuration = kind.configured(settings, dict(lora_config.settings))
+    with kind.naming:
+        _check_layers(module, ranks, kind)
+        configuration = kind.configured(settings, dict(lora_config.settings))
     module.requires_grad_(False)
     try:
         _add(module, ADAPTER, configuration)
@@ -175,9 +176,10 @@ def _layers(
         parts.setdefault(name, {})[key.removeprefix(f"{name}.")] = tensor
     found: dict[str, Layer] = {}
     for name, own in parts.items():
-        kind = next(one for one in known_types().values() if one.names(own))
-        rank, alpha = kind.numbers_of(wrapped[name], adapter_name)
-        found[name] = kind.layer(own, rank, alpha)
+        kind = type_of(own)
+        with kind.naming:
+            rank, alpha = kind.numbers_of(wrapped[name], adapter_name)
+            found[name] = kind.layer(own, rank, alpha)
     return found
 
 
@@ -216,14 +218,15 @@ def _hold(module: nn.Module, layers: Mapping[str, Layer], adapter_name: str) -> 
     first = next(iter(layers))
     kind = type_named(layers[first].type, "--lora")
     _refuse_below(module, layers, kind)
-    kind.check(ranks, module, "--lora")
     settings = _peft_numbers(ranks, ranks[first], alphas, alphas[first])
     settings["target_modules"] = "|".join(map(re.escape, layers))
-    _add(module, adapter_name, kind.to_hold(layers, settings))
-    wrapped = _lora_modules(module)
-    held = _layers(module, lora_state(module, adapter_name), adapter_name)
-    for name, own in held.items():
-        kind.hold(wrapped[name], adapter_name, own, layers[name])
+    with kind.naming:
+        kind.check(ranks, module, "--lora")
+        _add(module, adapter_name, kind.to_hold(layers, settings))
+        wrapped = _lora_modules(module)
+        held = _layers(module, lora_state(module, adapter_name), adapter_name)
+        for name, own in held.items():
+            kind.hold(wrapped[name], adapter_name, own, layers[name])
 
 
 def _check_layers(module: nn.Module, ranks: Mapping[str, int], kind: LoraType) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dstrain.config import LoraFile
 from dstrain.config.options.output import OutputOptions
-from dstrain.console import get_logger
 from dstrain.errors import DstrainError, StateError, UsageError
 from dstrain.installed import described, how_to_have
 from dstrain.lora.lora_names import LoraNames, LoraSource, groups_in
@@ -20,10 +19,8 @@ from dstrain.models import NATIVE, Config, Shapes
 from dstrain.models.components import Component
 from dstrain.models.formats import CheckpointFormat
 from dstrain.models.weights import LORA_KEY
-from dstrain.registry import ModelFamily, disabled_plugins, extensions_in_use
+from dstrain.registry import ModelFamily, disabled_plugins, extensions_in_use, warn_once
 from dstrain.storage import read_tensors
-
-logger = get_logger(__name__)
 
 
 class LoraFormat:
@@ -161,7 +158,7 @@ def format_of(
     """Return the format that reads a file: of diffusers and peft, if no plugin's does;
     raises StateError where several do.
     """
-    reading = [one for one in known_formats().values() if _reads(one, keys, header)]
+    reading = formats_where("reads", keys, header)
     chosen = [one for one in reading if not one.fallback] or reading[:1]
     if len(chosen) > 1:
         names = " and ".join(one.name for one in chosen)
@@ -172,19 +169,22 @@ def format_of(
 
 def is_lora_file(keys: Collection[str], header: Mapping[str, str]) -> bool:
     """Return whether a file has LoRA layers in any known format."""
-    if any(map(LORA_KEY.search, keys)):
-        return True
-    return any(_reads(one, keys, header) for one in known_formats().values())
+    return any(map(LORA_KEY.search, keys)) or bool(formats_where("reads", keys, header))
 
 
-def _reads(one: LoraFormat, keys: Collection[str], header: Mapping[str, str]) -> bool:
-    """Return whether a format reads a file; not one that fails, which is warned of."""
-    try:
-        return bool(one.reads(keys, header))
-    except Exception as error:
-        what = f"its LoRA format {one.name} is left out: {described(error)}"
-        logger.warning(f"{one.plugin}: {what}")
-        return False
+def formats_where(method: str, *given: object) -> list[LoraFormat]:
+    """Return the formats of which a method says yes; not one that fails, which is warned
+    of once.
+    """
+    found = []
+    for one in known_formats().values():
+        try:
+            if getattr(one, method)(*given):
+                found.append(one)
+        except (Exception, SystemExit) as error:
+            what = f"its LoRA format {one.name} is left out: {described(error)}"
+            warn_once([f"{one.plugin}: {what}"])
+    return found
 
 
 @contextmanager

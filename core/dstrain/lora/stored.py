@@ -13,7 +13,7 @@ from torch import Tensor
 from dstrain.errors import StateError, first_few
 from dstrain.installed import how_to_have
 from dstrain.lora.layers import Change, Layer
-from dstrain.lora.types import LoraType, known_types
+from dstrain.lora.types import LoraType, known_types, type_of
 from dstrain.registry import disabled_plugins
 
 FOLDED = MappingProxyType({"scale": "in lora_B"})
@@ -56,7 +56,7 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, StoredLay
     Raises StateError for keys that are missing or unknown, and for values that are not
     finite numbers.
     """
-    types = list(known_types().values())
+    types = known_types().values()
     patterns = [re.compile(rf"(?P<layer>.+)\.(?P<part>{one.keys})") for one in types]
     found: dict[str, dict[str, Tensor]] = {}
     alphas: dict[str, Tensor] = {}
@@ -87,12 +87,9 @@ def parse_keys(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, StoredLay
     layers = {}
     incomplete = {}
     for name, parts in found.items():
-        kinds = [one for one in types if one.names(parts)]
         alpha = float(alphas[name]) if name in alphas else None
         try:
-            if not kinds:
-                raise ValueError("are of several types")
-            layers[name] = StoredLayer(kinds[0], parts, alpha)
+            layers[name] = StoredLayer(type_of(parts), parts, alpha)
             layers[name].layer(None)
         except ValueError as error:
             incomplete[name] = str(error)

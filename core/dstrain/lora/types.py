@@ -48,6 +48,11 @@ class LoraType:
     merged: ClassVar[bool] = False
     """Whether inference merges it into weights, rather than to add it to layers."""
 
+    @property
+    def naming(self) -> NamingPlugin:
+        """Name the plugin in what is raised within it."""
+        return NamingPlugin(self.plugin, f"its LoRA type {self.name!r}")
+
     def names(self, parts: Collection[str]) -> bool:
         """Return whether all of these names are of its tensors, without their layer's."""
         return all(re.fullmatch(self.keys, part) for part in parts)
@@ -75,7 +80,7 @@ class LoraType:
 
     def in_peft(self, **fields: Any) -> Any:
         """Return peft's configuration of this kind, imported without optional libraries."""
-        with NamingPlugin(self.plugin, f"its LoRA type {self.name!r}"):
+        with self.naming:
             return import_name("peft", self.kind)(**fields)
 
     def to_hold(self, layers: Mapping[str, Layer], numbers: dict[str, Any]) -> Any:
@@ -147,6 +152,21 @@ def known_types() -> dict[str, LoraType]:
     """Return the types by name: LoRA first, then those of installed plugins."""
     offered = extensions_in_use().offered("dstrain_lora_types", LoraType, (LORA.name,))
     return {LORA.name: LORA, **offered}
+
+
+def type_of(parts: Collection[str]) -> LoraType:
+    """Return the first type that tensors of these names are of; raises ValueError where
+    none is, and UsageError where one failed.
+    """
+    failed: Exception = ValueError("are of several types")
+    for one in known_types().values():
+        try:
+            with one.naming:
+                if one.names(parts):
+                    return one
+        except UsageError as error:
+            failed = error
+    raise failed
 
 
 def type_named(name: str, flag: str = "--lora_type") -> LoraType:

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from dstrain.console import get_logger
+from dstrain.installed import NamingPlugin
 from dstrain.lora.adapters import ADAPTER, UP, lora_layers, lora_state
 from dstrain.lora.alphas import ADAPTER_HEADER
 from dstrain.lora.file_formats import OWN, asking, format_named
@@ -113,13 +114,15 @@ def check_names(
     """Raise UsageError if the trained layers cannot be written in a program's format,
     before anything is trained.
     """
-    format_named(program).check(
-        list(lora_layers(network)),
-        lora_config.type,
-        components_of(family)[lora_config.component],
-        family,
-        base_shapes(network),
-    )
+    own = format_named(program)
+    with NamingPlugin(own.plugin, f"its LoRA format {program}"):
+        own.check(
+            list(lora_layers(network)),
+            lora_config.type,
+            components_of(family)[lora_config.component],
+            family,
+            base_shapes(network),
+        )
 
 
 def lora_header(

@@ -7,6 +7,7 @@ of commands, for help. An optimizer or a schedule needs no plugin: its path name
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -44,6 +45,11 @@ class Section:
     """The same as JSON data, for `--json`."""
     is_answer: bool = False
     """Whether it stands at the end, where a reader looks for an answer."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lines", tuple(self.lines))
+        "".join(self.page())
+        json.dumps({**self.data})
 
     def page(self) -> list[str]:
         """Return its lines on a page."""

@@ -21,7 +21,7 @@ from dstrain.errors import MissingFiles, UsageError, about_dataset
 from dstrain.graph import PipelineSpec, Plan, Task, make_plan
 from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.graph.timestep_sampler import TimestepSampler
-from dstrain.lora import Trainables, format_named, known_formats
+from dstrain.lora import Trainables, format_named, formats_where
 from dstrain.models import DTYPES, Found, ModelConfig, find, precision
 from dstrain.pipeline import MASK, find_preset, with_masks_of_dataset, with_presets
 from dstrain.pipeline.masked_spec import refuse_no_masks
@@ -369,8 +369,8 @@ class Setup:
         is_default = component == self.family.default_trainable
         if self.saving is not None and has_lora and is_default:
             return self.saving.saves
-        asked = (one for one in known_formats().values() if one.asked_by(config))
-        return next((one.name for one in asked), "diffusers")
+        asked = formats_where("asked_by", config)
+        return asked[0].name if asked else "diffusers"
 
     @cached_property
     def versions(self) -> Mapping[str, str]:

@@ -80,7 +80,8 @@ def trainables_of(
     if options.lora_dropout and not kind.dropout:
         what = f"{kind.name} has no dropout of its input"
         raise UsageError("--lora_dropout", what, "leave it out, or train lora")
-    lora = LoraConfig.of(options, component, tuple(targets), kind.settings(options))
+    with kind.naming:
+        lora = LoraConfig.of(options, component, tuple(targets), kind.settings(options))
     return Trainables(full, (lora,))
 
 

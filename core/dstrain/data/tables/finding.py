@@ -93,9 +93,11 @@ def ask(
     for form in forms:
         with NamingPlugin(form.plugin, f"its form {form.name}, at {given.path},"):
             answer = form.find(given)
-        if isinstance(answer, Source):
-            found[form.name] = replace(answer, form=form.name, reader=form)
-        elif answer is not None:
+            if isinstance(answer, Source):
+                answer = replace(answer, form=form.name, reader=form)
+            elif not isinstance(answer, Path | None):
+                raise TypeError(f"find returned {type(answer).__name__}")
+        if answer is not None:
             found[form.name] = answer
     if chosen in found:
         return found[chosen]

@@ -32,6 +32,7 @@ from dstrain.data.table import (
 from dstrain.data.tables.finding import refuse_unread
 from dstrain.data.tables.form import URL, Content, Form, Source
 from dstrain.errors import DstrainError, SystemFault, UsageError
+from dstrain.installed import NamingPlugin
 from dstrain.storage import check_writable, replacing, sha256
 from dstrain.storage.file_memory import VARIABLE, user_cache
 
@@ -99,7 +100,8 @@ def fetch(url: str, forms: Sequence[Form]) -> Path:
     url = url.strip()
     # A form of some URLs comes before one of any.
     for form in sorted(forms, key=lambda one: URL in one.reads):
-        content = form.open(url)
+        with NamingPlugin(form.plugin, f"its form {form.name}, at {shown(url)},"):
+            content = form.open(url)
         if content is not None and form.keeps is not None:
             return _fetched(url, content, form.keeps)
     refuse_unread(url, URL, forms)

@@ -10,11 +10,10 @@ from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import changed
 from dstrain.errors import UsageError, about_dataset, nearest
 from dstrain.graph import Column, PipelineSpec, Plan, make_plan
-from dstrain.lora import LoraFormat, format_named, known_formats
+from dstrain.installed import NamingPlugin
+from dstrain.lora import format_named, formats_where
 from dstrain.models import components_of
-from dstrain.models.components import Component
 from dstrain.pipeline import generate_task
-from dstrain.registry import ModelFamily
 from dstrain.runs.datasets.flags import resolutions_of
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.setup import Setup
@@ -70,28 +69,20 @@ def check_saved_names(setup: Setup) -> None:
     for name, component in components_of(family).items():
         if name not in setup.trainables.components:
             continue
-        having = [
-            one.name
-            for one in known_formats().values()
-            if _has_names(one, component, family, types.get(name))
-        ]
+        kind = types.get(name)
+        # Of a LoRA, or of everything.
+        method, last = ("has_names", kind) if kind else ("weights", {})
+        given = (component, family, last)
+        having = [one.name for one in formats_where(method, *given)]
         program = format_named(setup.saved_names(name))
         if program.name not in having:
             flag = "--lora_format"
-            if config.lora_format is None:
-                flag = program.asked_by(config) or flag
-            kind = types.get(name, "all")
-            what = f"{program.name} has no key names for {kind} of {name}"
+            with NamingPlugin(program.plugin, f"its LoRA format {program.name}"):
+                getattr(program, method)(*given)
+                if config.lora_format is None:
+                    flag = program.asked_by(config) or flag
+            what = f"{program.name} has no key names for {kind or 'all'} of {name}"
             raise UsageError(flag, what, f"programs that have: {', '.join(having)}")
-
-
-def _has_names(
-    one: LoraFormat, component: Component, family: ModelFamily, lora_type: str | None
-) -> bool:
-    """Return whether a format has names for LoRA layers of a type, or for everything."""
-    if lora_type is not None:
-        return one.has_names(component, family, lora_type)
-    return one.weights(component, family, {}) is not None
 
 
 def check_sizes(setup: Setup) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from dstrain.console import fitted, get_logger, number_of, shell_command
 from dstrain.graph.timestep_sampler import STRATA
-from dstrain.lora import known_formats
+from dstrain.lora import formats_where
 from dstrain.models import StoredLinear, components_of
 from dstrain.runs.build import without_effect
 from dstrain.runs.datasets.sizes import size_lines, trained_sizes
@@ -136,8 +136,8 @@ def log_end(run: TrainingRun, weights: Sequence[Path], steps: int) -> None:
         if name not in trained.lora:
             continue
         kind, saved = trained.lora[name].type, setup.saved_names(name)
-        for one in known_formats().values():
-            if one.needs_export(known[name], setup.family, kind, saved):
-                output = str(path.with_name(f"{path.stem}-{one.name}.safetensors"))
-                words = ["dstrain", "export", "--format", one.name, str(path), output]
-                logger.info(f"for {one.title}: {shell_command(words)}")
+        given = (known[name], setup.family, kind, saved)
+        for one in formats_where("needs_export", *given):
+            output = str(path.with_name(f"{path.stem}-{one.name}.safetensors"))
+            words = ["dstrain", "export", "--format", one.name, str(path), output]
+            logger.info(f"for {one.title}: {shell_command(words)}")
