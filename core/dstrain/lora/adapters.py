@@ -59,7 +59,9 @@ def load_layers(
         what = f"does not fit: it has LoRA on {number_of(len(layers), 'layer')}, but {len(trained)} are trained"
         raise StateError(path, what, *lines, advice)
     for name in trained & layers.keys():
-        type_named(own[name].type).fill(own[name], layers[name])
+        kind = type_named(own[name].type)
+        with kind.naming:
+            kind.fill(own[name], layers[name])
 
 
 def _check(name: str, layer: Layer, trained: Layer, path: Path) -> None:
@@ -70,7 +72,8 @@ def _check(name: str, layer: Layer, trained: Layer, path: Path) -> None:
         what = f"contains {layer.type}, but the LoRA layers to train are {trained.type}"
         raise StateError(path, what, f"give --lora_type {layer.type}")
     kind = type_named(layer.type)
-    have, wanted = (kind.shapes_of(one) for one in (layer, trained))
+    with kind.naming:
+        have, wanted = (kind.shapes_of(one) for one in (layer, trained))
     if have != wanted:
         what = f"has {kind.name} of {name} in tensors of shapes {have}, but {wanted} are to be trained"
         raise StateError(path, what, f"{kind.sizes} choose them")

@@ -42,7 +42,8 @@ class StoredLayer:
     @property
     def has_alpha(self) -> bool:
         """Return whether its alpha counts."""
-        return self.type.has_alpha(self.parts)
+        with self.type.naming:
+            return self.type.has_alpha(self.parts)
 
     def layer(self, alpha: float | None) -> Layer:
         """Return the layer with an alpha; None is the rank."""
