@@ -18,7 +18,7 @@ from dstrain.runs.stage_1 import plan_writer
 from PIL import Image
 
 from tests.support.family import weights_of, write
-from tests.support.runs import config, files, log, same, training_run
+from tests.support.runs import config, files, log, same, train_both_ways, training_run
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -106,22 +106,8 @@ def test_unsplit_and_split_runs_are_equal(
     place: Path, dataset_options: dict[str, Any]
 ) -> None:
     own = {"resolution": "16", "flip": True, **dataset_options}
-    changes: dict[str, Any] = {
-        "dataset": more(place, **own),
-        "max_steps": 12,
-        "batch_size": 2,
-        "caption_dropout": 0.2,
-    }
-    run(config(place, output_path=place / "unsplit", **changes))
-    for stage in ("data_process", "train"):
-        task = {"task": f"sft:{stage}", "feature_cache": place / "cache"}
-        run(config(place, output_path=place / "split", **task, **changes))
-    assert same(files(place / "unsplit"), files(place / "split"))
-    assert log(place / "unsplit") == log(place / "split")
-    # Without the dataset, from the cache alone.
-    changes |= {"dataset_base_path": None, "feature_cache": place / "cache"}
-    run(config(place, output_path=place / "alone", task="sft:train", **changes))
-    assert log(place / "alone") == log(place / "split")
+    flags = {"max_steps": 12, "batch_size": 2, "caption_dropout": 0.2}
+    train_both_ways(place, dataset=more(place, **own), **flags)
 
 
 def test_the_loss_of_a_dataset_counts_what_its_weight_is(place: Path) -> None:

@@ -16,6 +16,7 @@ from dstrain import TrainConfig
 from dstrain.cli.main import main
 
 FakePlugin = Callable[..., Path]
+Run = Callable[..., str]
 
 
 def write_distribution(
@@ -32,6 +33,18 @@ def write_distribution(
     (info / "METADATA").write_text(about)
     lines = "\n".join(f"{name} = {value}" for name, value in entries.items())
     (info / "entry_points.txt").write_text(f"[{group}]\n{lines}\n")
+
+
+@pytest.fixture
+def cache(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Words, exit code -> what `dstrain cache` prints, on stderr where it is refused."""
+
+    def run(*words: object, code: int = 0) -> str:
+        assert main(["cache", *map(str, words)]) == code
+        said = capsys.readouterr()
+        return said.err if code else said.out
+
+    return run
 
 
 @pytest.fixture

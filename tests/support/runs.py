@@ -130,6 +130,22 @@ def log(folder: Path) -> list[dict[str, float]]:
     ]
 
 
+def train_both_ways(place: Path, **changes: Any) -> None:
+    """Train in one run, in two stages, and from their cache without the first dataset; the
+    three are equal.
+    """
+    cache = {"feature_cache": place / "cache"}
+    run(config(place, output_path=place / "unsplit", **changes))
+    for stage in ("data_process", "train"):
+        task = {"task": f"sft:{stage}", "output_path": place / "split"}
+        run(config(place, **task, **cache, **changes))
+    assert same(files(place / "unsplit"), files(place / "split"))
+    assert log(place / "unsplit") == log(place / "split")
+    changes |= {"dataset_base_path": None, "output_path": place / "alone"}
+    run(config(place, task="sft:train", **cache, **changes))
+    assert log(place / "alone") == log(place / "split")
+
+
 def outcome(folder: Path) -> dict[str, Any]:
     """Everything a run leaves that does not depend on the clock; what a state says of
     the dataset differs by stage.

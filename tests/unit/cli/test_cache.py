@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dstrain.cli.main import main
 
 from tests.support.caching_project import Place, filled_place
 
@@ -18,18 +17,6 @@ Run = Callable[..., str]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with filled_place(tmp_path_factory.mktemp("filled")) as place:
         yield place
-
-
-@pytest.fixture
-def cache(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Words, exit code -> what `dstrain cache` prints, on stderr where it is refused."""
-
-    def run(*words: object, code: int = 0) -> str:
-        assert main(["cache", *map(str, words)]) == code
-        said = capsys.readouterr()
-        return said.err if code else said.out
-
-    return run
 
 
 def test_without_a_command_it_prints_its_help(cache: Run) -> None:

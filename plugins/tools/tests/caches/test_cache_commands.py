@@ -8,25 +8,12 @@ from typing import Any
 import pytest
 from dstrain import StateError
 from dstrain.cache.in_use import exclusive, readers
-from dstrain.cli.main import main
 from dstrain_tools.caches.contact_sheet import Wanted, show
 from dstrain_tools.caches.exporting import export
 
 from tests.support.caching_project import Place
 
 Run = Callable[..., str]
-
-
-@pytest.fixture
-def cache(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Words, exit code -> what `dstrain cache` prints, on stderr where it is refused."""
-
-    def run(*words: object, code: int = 0) -> str:
-        assert main(["cache", *map(str, words)]) == code
-        said = capsys.readouterr()
-        return said.err if code else said.out
-
-    return run
 
 
 def test_what_is_exported_is_imported_with_its_plan(

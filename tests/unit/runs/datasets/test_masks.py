@@ -13,7 +13,7 @@ from dstrain.runs import open_training_data
 from dstrain.runs.resolve import resolve
 from PIL import Image
 
-from tests.support.runs import config, files, log, project, same
+from tests.support.runs import config, log, project, train_both_ways
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -97,25 +97,10 @@ CHOICES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
 def test_unsplit_and_split_runs_are_equal(
     place: Path, of_run: dict[str, Any], own: dict[str, Any]
 ) -> None:
-    changes: dict[str, Any] = {
-        **of_run,
-        "dataset": (entry(place, **own),),
-        "max_steps": 6,
-        "batch_size": 2,
-        "validation_split": 0.3,
-    }
-    run(config(place, output_path=place / "unsplit", **changes))
-    for stage in ("data_process", "train"):
-        task = {"task": f"sft:{stage}", "feature_cache": place / "cache"}
-        run(config(place, output_path=place / "split", **task, **changes))
-    assert same(files(place / "unsplit"), files(place / "split"))
-    assert log(place / "unsplit") == log(place / "split")
+    flags = {**of_run, "max_steps": 6, "batch_size": 2, "validation_split": 0.3}
+    train_both_ways(place, dataset=(entry(place, **own),), **flags)
     tables = [place / one / "logs/validation.csv" for one in ("split", "unsplit")]
     assert tables[0].read_text() == tables[1].read_text()
-    # Without the first dataset, from the cache alone.
-    alone = {**changes, "dataset_base_path": None, "feature_cache": place / "cache"}
-    run(config(place, output_path=place / "alone", task="sft:train", **alone))
-    assert log(place / "alone") == log(place / "split")
 
 
 def test_the_cache_knows_the_masks_of_each_dataset(place: Path) -> None:
