@@ -7,13 +7,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.support import ROOT, leftovers
-from tests.support.selection import Change
 
 TRIALS = "tests/reliability/test_r05_damaged_cache.py"
 
@@ -34,40 +31,6 @@ def test_a_tenth_of_a_table_always_runs_and_as_many_more_as_fit() -> None:
     )
     assert tenth < some <= every
     assert len(every) / 20 < len(tenth) < len(every) / 5
-
-
-@pytest.mark.parametrize(
-    ("file", "test", "promise", "is_reached"),
-    [
-        ("core/dstrain/storage/lock.py", "tests/unit/storage/test_a.py", None, True),
-        ("core/dstrain/storage/lock.py", "tests/reliability/test_a.py", "R5", True),
-        ("core/dstrain/storage/lock.py", "tests/reliability/test_a.py", "R19", False),
-        ("core/dstrain/errors.py", "tests/unit/test_errors.py", None, True),
-        ("core/dstrain/testing/contract.py", "plugins/wan/tests/test_a.py", None, True),
-        ("plugins/wan/dstrain_wan/vae.py", "plugins/wan/tests/test_a.py", None, True),
-        ("plugins/wan/dstrain_wan/vae.py", "plugins/flux/tests/test_a.py", None, False),
-        ("docs/guide/video.md", "tests/integration/test_docs.py", None, True),
-        ("tests/support/once.py", "tests/integration/test_docs.py", None, True),
-        ("tests/unit/data/test_a.py", "tests/unit/data/test_a.py", None, True),
-    ],
-)
-def test_what_tests_a_changed_file_is_known(
-    file: str, test: str, promise: str | None, is_reached: bool
-) -> None:
-    marker = SimpleNamespace(args=(promise, "")) if promise else None
-    item: Any = SimpleNamespace(
-        path=ROOT / test, get_closest_marker=lambda name: marker
-    )
-    assert Change("HEAD^", frozenset({file})).reaches(item) == is_reached
-    change = Change("HEAD^", frozenset({file}), 'name = "known"')
-    for name, place, bug_is_reached in (
-        *(("known", "other.py", False), ("known", file, True)),
-        ("new", "other.py", True),
-    ):
-        item.callspec = SimpleNamespace(
-            params={"bug": SimpleNamespace(name=name, file=place)}
-        )
-        assert change.reaches(item) == bug_is_reached
 
 
 def test_a_process_that_is_left_is_seen_also_if_a_server_has_forked_it() -> None:
