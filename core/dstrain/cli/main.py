@@ -59,7 +59,11 @@ class RootGroup(OpenGroup):
         if name.endswith(CONFIG_SUFFIXES) and not ctx.resilient_parsing:
             what = f"no command named {name!r}; for a file of options"
             raise UsageError("command line", f"{what} use --config {name}")
-        return super().resolve_command(ctx, args)
+        found, command, rest = super().resolve_command(ctx, args)
+        if command and any("-p" in one.opts for one in command.params):
+            for plugin in ctx.params["disabled_plugins"]:
+                rest = ["-p", f"no:{plugin}", *rest]
+        return found, command, rest
 
     def shell_complete(
         self, ctx: click.Context, incomplete: str
