@@ -46,12 +46,11 @@ class Watcher:
         """
         if self.is_disabled:
             return None
-        call = getattr(self.observer, method)
         if not self.plugin:
-            return call(*arguments)
+            return getattr(self.observer, method)(*arguments)
         start = time.perf_counter()
         try:
-            return call(*arguments)
+            return getattr(self.observer, method)(*arguments)
         except (Exception, SystemExit) as error:
             self.disable(method, error)
             return None
