@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 from dstrain import TrainConfig, TrainingModule
 from dstrain.distributed import ProcessGroup
-from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
+from dstrain.graph.noise_process import TRAIN_TIMESTEPS
 from dstrain.runs import data_process, open_training_data, prepare
 from dstrain.runs.checkpoints.outputs import RunDirectory
 from dstrain.runs.loop import steps

@@ -42,7 +42,13 @@ MOST_NAMES = 25
 """Names that the face of a package lists, at most."""
 MOST_FACES = 4
 """Packages of core whose faces a plugin may import beside `INTERFACE`."""
-OPEN = ("dstrain", "dstrain.plugin", "dstrain.plugin.commands", "dstrain.plugin.lora")
+OPEN = (
+    "dstrain",
+    "dstrain.plugin",
+    "dstrain.plugin.commands",
+    "dstrain.plugin.lora",
+    "dstrain.plugin.noise",
+)
 """What scripts and plugins may use is longer, and is used outside the project."""
 
 
@@ -253,13 +259,7 @@ class House:
         return found
 
 
-INTERFACE = (
-    "dstrain",
-    "dstrain.plugin",
-    "dstrain.plugin.functional",
-    "dstrain.plugin.lora",
-    "dstrain.plugin.commands",
-)
+INTERFACE = (*OPEN, "dstrain.plugin.functional")
 """What every plugin may import of core; a few may import further faces of packages."""
 
 

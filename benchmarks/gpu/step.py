@@ -18,7 +18,7 @@ from dstrain import (
     TrainConfig,
     TrainingModule,
 )
-from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS
+from dstrain.graph.noise_process import TRAIN_TIMESTEPS
 from dstrain.models import components_of
 from dstrain.models.execution import enable_checkpointing, repeated_blocks
 from dstrain.models.placing import Place, keep

@@ -13,7 +13,7 @@ from dstrain.errors import (
     UsageError as UsageError,
 )
 from dstrain.generation.run import generate as generate
-from dstrain.graph.noise_schedule import ConstrainLatents as ConstrainLatents
+from dstrain.graph.noise_process import ConstrainLatents as ConstrainLatents
 from dstrain.graph.timestep_sampler import TimestepSampler as TimestepSampler
 from dstrain.graph.unit import Task as Task
 from dstrain.graph.unit_stages import (

@@ -429,7 +429,7 @@ def test_every_flag_that_is_named_exists(page: Path) -> None:
     # Of the page of hooks, whose example adds options.
     known |= {"--bell", "--bell_sound"}
     # Marks within the prompt of a preview.
-    known |= {f"--{one}" for one in "wdhsln"}
+    known |= {f"--{one}" for one in (*"wdhsln", "ss")}
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text_of(page))) <= known
 
 

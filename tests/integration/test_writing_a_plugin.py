@@ -2,18 +2,25 @@
 of the kit.
 """
 
+import csv
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from dstrain.cli.main import main
 from dstrain.testing import Conformance
 from dstrain.testing.__main__ import write as write_golden
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook
 
 from tests.support import ROOT
+from tests.support.family import write_data
 from tests.support.fixtures import write_distribution
 
 FILE = re.compile(r"^```python file=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -42,6 +49,9 @@ VIDEO = Tutorial(
     "ltx_video",
     ("--num_frames", "9", "--input", "fps=8", "--output", "x.mp4"),
 )
+NOISE = Tutorial(
+    ROOT / "docs/plugins/diffusion-family.md", "pixart", ("--output", "x.png")
+)
 
 
 class Outcomes:
@@ -55,7 +65,7 @@ class Outcomes:
             self.count[report.outcome] += 1
 
 
-@pytest.fixture(params=(FIRST, VIDEO), ids=lambda tutorial: tutorial.family)
+@pytest.fixture(params=(FIRST, VIDEO, NOISE), ids=lambda tutorial: tutorial.family)
 def tutorial(request: pytest.FixtureRequest) -> Tutorial:
     found: Tutorial = request.param
     return found
@@ -86,6 +96,7 @@ def package(
             del sys.modules[module]
 
 
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # diffusers, numpy 2
 def test_the_family_of_the_page_passes_the_kit_and_generates(
     tutorial: Tutorial, package: Path
 ) -> None:
@@ -99,6 +110,47 @@ def test_the_family_of_the_page_passes_the_kit_and_generates(
     words += ["--num_inference_steps", "2"]
     words += ["--model", tutorial.family, "--prompt", "a dog", *tutorial.arguments]
     assert main(words) == 0
+
+
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
+@pytest.mark.parametrize("tutorial", [NOISE], indirect=True)
+def test_a_family_that_predicts_noise_logs_and_minimizes_the_objective_of_ddpm(
+    package: Path, tmp_path: Path
+) -> None:
+    """Of a mixture by diffusers' scheduler, the mean square error of the noise in it."""
+    write_data(tmp_path / "data", ("a dog", "a cat"), ((32, 32),))
+    seen: list[tuple[Tensor, ...]] = []
+    slopes: list[Tensor] = []
+
+    def watch(layer: Any, given: Any, options: Any, out: Any) -> None:
+        name = type(layer).__name__
+        if name == "PixArtTransformer2DModel":
+            seen.append((clean[-1], given[0], options["timestep"], out[0].detach()))
+            out[0].register_hook(slopes.append)
+        if name == "Conv2d" and layer.kernel_size == (1, 1) and len(out[0]) == 8:
+            clean.append(out.chunk(2, 1)[0] * 0.13025)
+
+    clean: list[Tensor] = []
+    handle = register_module_forward_hook(watch, with_kwargs=True)
+    words = ["--model", "pixart", "--toy", "--mixed_precision", "no"]
+    words += ["--dataset_base_path", str(tmp_path / "data"), "--max_steps", "8"]
+    assert main([*words, "--output_path", str(tmp_path / "out")]) == 0
+    handle.remove()
+    # As the run left the library: without what is optional to it.
+    scheduler = import_module("diffusers").DDPMScheduler(
+        beta_start=0.0001, beta_end=0.02
+    )
+    with (tmp_path / "out/logs/loss.csv").open() as file:
+        logged = [float(row["loss"]) for row in csv.DictReader(file)]
+    for (data, noisy, timestep, out), slope, loss in zip(
+        seen, slopes, logged, strict=True
+    ):
+        kept = scheduler.alphas_cumprod[timestep.long()].double()
+        noise = (noisy - kept.sqrt() * data) / (1 - kept).sqrt()
+        error = out.chunk(2, 1)[0] - noise
+        assert loss == pytest.approx(float(error.square().mean()), 1e-5)
+        wanted = torch.cat([2 * error / error.numel(), torch.zeros_like(error)], 1)
+        torch.testing.assert_close(slope.double(), wanted, rtol=1e-5, atol=1e-7)
 
 
 def test_every_test_of_the_kit_is_on_the_page_and_no_other() -> None:
@@ -134,5 +186,6 @@ def test_families_import_the_public_modules_alone(tutorial: Tutorial) -> None:
         "dstrain",
         "dstrain.plugin",
         "dstrain.plugin.functional",
+        "dstrain.plugin.noise",
         "dstrain.testing",
     }

@@ -17,6 +17,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from dstrain import Pipeline
 from dstrain.models import write_toy
 from dstrain.pipeline import seeded_noise
+from dstrain.pipeline.sampler import maker_of
 from dstrain.registry import load_family
 from torch import Tensor
 
@@ -65,7 +66,7 @@ def set_as_its_pipeline_does(scheduler: Any, steps: int, tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("family", "variant"), VARIANTS)
-def test_the_scheduler_of_a_toy_has_the_sigmas_of_the_familys_defaults(
+def test_the_scheduler_of_a_toy_has_the_timesteps_of_the_familys_defaults(
     family: str, variant: str, tmp_path: Path
 ) -> None:
     loaded = load_family(family)
@@ -77,10 +78,11 @@ def test_the_scheduler_of_a_toy_has_the_sigmas_of_the_familys_defaults(
     tokens = latents // spec.schedule.latents_per_token
     scheduler = scheduler_in(tmp_path)
     set_as_its_pipeline_does(scheduler, steps, tokens)
-    sigmas = spec.schedule.sigmas(steps, tokens)
-    assert torch.allclose(scheduler.sigmas.float(), sigmas, rtol=0, atol=2e-7)
-    timesteps = scheduler.timesteps.float()
-    assert torch.allclose(timesteps, sigmas[:-1] * 1000, rtol=0, atol=2e-4)
+    sampler = maker_of(spec, spec.defaults.get("sampler", "euler"))(
+        spec.schedule, steps, tokens, torch.Generator()
+    )
+    ours = sampler.timesteps[:-1]
+    assert torch.allclose(scheduler.timesteps.float(), ours, rtol=0, atol=2e-4)
 
 
 def test_the_lines_of_wans_page_make_diffusers_latents_equal(empty: Path) -> None:

@@ -179,6 +179,7 @@ PROMPT_ROW = MappingProxyType(
             "num_inference_steps": int,
             "guidance_scale": int | float,
             "rand_device": str,
+            "sampler?": str,
         },
         "values": {OTHERS: _stored_or_literal},
     }

@@ -21,7 +21,14 @@ from dstrain.registry import ModelFamily, checked_family
 
 IMPORT_TIMEOUT = 60.0
 """Seconds after which the import of a plugin is given up."""
-SHOWN = ("height", "width", "num_frames", "num_inference_steps", "guidance_scale")
+SHOWN = (
+    "height",
+    "width",
+    "num_frames",
+    "num_inference_steps",
+    "sampler",
+    "guidance_scale",
+)
 """Defaults of a variant that its description has."""
 
 
@@ -96,6 +103,12 @@ def variant_lines(family: ModelFamily, variant: str) -> Iterator[tuple[str, str]
     if defaults:
         makes += f", by default with {' '.join(defaults)}"
     yield "makes", makes
+    trained = spec.defaults_of_training.items()
+    yield "is trained", "with " + " ".join(f"--{name} {one}" for name, one in trained)
+    # It imports torch, as the family has by now.
+    from dstrain.pipeline.sampler import samplers_of
+
+    yield "samplers", ", ".join(samplers_of(spec))
     yield "components", ", ".join(spec.components)
     known = family.known_models.items()
     ids = [one for one, of in known if variant in of.split(", ")]

@@ -46,6 +46,7 @@ Effect = Literal[
     "captions",
     "mask",
     "timestep_sampler",
+    "loss_options",
     "LoRA",
     "weights",
     "start",
@@ -64,7 +65,7 @@ dataset: one dataset of a run, which may have a value of its own.
 video: which frames of videos are used; refused where no videos are read.
 captions: what is made of prompts; refused where no prompt is read.
 mask: what of images the loss counts; no part of what identifies a run without masks.
-timestep_sampler: acts through it, so refused for a loss that does not use it.
+timestep_sampler, loss_options: acts through it, so refused for a loss that does not use it.
 LoRA: the layers that are trained; refused where none are.
 weights: names weights to start from, in addition to the model's.
 start: one start of a run, so it is not written to config.json.

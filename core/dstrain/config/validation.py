@@ -19,12 +19,26 @@ from dstrain.config.options import (
     ModelChoice,
     TrainConfig,
 )
-from dstrain.config.plugin_options import changed, flags, generator_of
+from dstrain.config.plugin_options import changed, flags, flags_by_name, generator_of
 from dstrain.config.plugin_records import records
 from dstrain.config.serialize import MODEL_FILES
 from dstrain.config.value_syntax import parse_model_paths, parse_origins, split_commas
 from dstrain.errors import UsageError, about_dataset, nearest
 from dstrain.installed import NamingPlugin
+
+SHIFTED = ("shifted", "logit_normal", "mode")
+NORMAL = ("logit_normal", "sigmoid")
+ACT_WITH = (
+    ("lr_scheduler_num_cycles", "lr_scheduler", ("cosine_with_restarts",)),
+    ("lr_scheduler_power", "lr_scheduler", ("polynomial",)),
+    ("timestep_shift", "timestep_sampling", SHIFTED),
+    ("timestep_mean", "timestep_sampling", NORMAL),
+    ("timestep_std", "timestep_sampling", NORMAL),
+    ("min_snr_gamma", "loss_weighting", ("min_snr",)),
+    ("huber_delta", "loss", ("huber",)),
+    ("huber_schedule", "loss", ("huber",)),
+)
+"""Options that act only where another one has one of these values."""
 
 
 def validate(config: ModelChoice) -> None:
@@ -49,6 +63,7 @@ def validate(config: ModelChoice) -> None:
         # With masks of its own, a dataset needs the run's options of masks.
         check_masks(config, not any(one.has_own_masks for one in datasets_of(config)))
         _check_optimizer(config)
+        check_acting(config)
         _check_start(config)
         if not config.dry_run:
             if config.json:
@@ -127,9 +142,7 @@ def _check_trainables(config: TrainConfig) -> None:
 
 
 def _check_optimizer(config: TrainConfig) -> None:
-    """Refuse a name in place of a path, and settings of a schedule that is not chosen, or
-    that it cannot have.
-    """
+    """Refuse a name in place of a path, and a rate that a schedule cannot have."""
     lowest = min(parse_learning_rates(config.learning_rate, 1.0).all)
     if config.lr_scheduler == "polynomial" and lowest <= POLYNOMIAL_END:
         what = f"is {lowest:g}, but polynomial ends at {POLYNOMIAL_END:g}"
@@ -139,12 +152,17 @@ def _check_optimizer(config: TrainConfig) -> None:
         what = f"expected the dotted path of a class, got {custom!r}"
         advice = f"use --optimizer {custom}" if custom else "leave it out"
         raise UsageError("--customized_optimizer", what, advice)
-    for name, schedule in (
-        ("lr_scheduler_num_cycles", "cosine_with_restarts"),
-        ("lr_scheduler_power", "polynomial"),
-    ):
-        if getattr(config, name) is not None and config.lr_scheduler != schedule:
-            what = f"has no effect without --lr_scheduler {schedule}"
+
+
+def check_acting(config: TrainConfig) -> None:
+    """Refuse settings of what is not chosen. What is the variant's to say, where it is
+    left out, is None before the variant is known, and not looked at.
+    """
+    known = flags_by_name(TrainConfig)
+    for name, other, values in ACT_WITH:
+        is_default = getattr(config, name) == known[name].default
+        if not is_default and getattr(config, other) not in (None, *values):
+            what = f"has no effect without --{other} {' or '.join(values)}"
             raise UsageError(f"--{name}", what)
 
 

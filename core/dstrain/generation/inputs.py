@@ -20,7 +20,13 @@ from dstrain.graph.inputs import as_column
 logger = get_logger(__name__)
 NAMED = ("prompt", "negative_prompt", "height", "width", "num_frames")
 """Inputs that have a flag of their own."""
-SAMPLING = ("guidance_scale", "seed", "num_inference_steps", "denoising_strength")
+SAMPLING = (
+    "guidance_scale",
+    "seed",
+    "num_inference_steps",
+    "sampler",
+    "denoising_strength",
+)
 """Options of the sampler."""
 
 

@@ -129,7 +129,7 @@ def check_used(
             continue
         why = f"variant {spec.variant} does not use it"
         if name in spec.cfg_inputs.values():
-            why = "guidance is off; turn it on with --guidance_scale above 1"
+            why = f"guidance is off; turn it on with --guidance_scale above {spec.no_guidance:g}"
         elif name == start_input(spec):
             why = "nothing starts from it; give --denoising_strength as well"
         raise UsageError(flag_for(config, name), f"has no effect: {why}")

@@ -18,7 +18,7 @@ from dstrain.graph.long_prompts import (
     LongPrompt as LongPrompt,
     noticing_long_prompts as noticing_long_prompts,
 )
-from dstrain.graph.noise_schedule import ConstrainLatents as ConstrainLatents
+from dstrain.graph.noise_process import ConstrainLatents as ConstrainLatents
 from dstrain.graph.plan import Plan as Plan, Step as Step
 from dstrain.graph.planning import make_plan as make_plan
 from dstrain.graph.render import as_text as as_text

@@ -18,6 +18,7 @@ CONTEXT = frozenset({"device", "dtype", "rng", "branch"})
 """
 LOSS_CONTEXT = CONTEXT | {
     "timestep_sampler",
+    "loss_options",
     "constrain_latents",
     "sampler",
     "inference_sigmas",

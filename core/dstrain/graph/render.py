@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dstrain.graph.function_spec import CONTEXT, FunctionSpec
-from dstrain.graph.noise_schedule import constrain_nothing
+from dstrain.graph.noise_process import constrain_nothing
 from dstrain.graph.plan import Plan, Step
 from dstrain.graph.spec import GIVEN_TO_CONSTRAIN_LATENTS, GIVEN_TO_MODEL_FN
 

@@ -19,7 +19,13 @@ from dstrain.graph.inputs import (
     Measured,
     with_measured,
 )
-from dstrain.graph.noise_schedule import FlowMatchSchedule, constrain_nothing
+from dstrain.graph.noise_process import (
+    EULER,
+    FlowMatchSchedule,
+    MakeSampler,
+    NoiseProcess,
+    constrain_nothing,
+)
 from dstrain.graph.unit import Task, Unit
 
 
@@ -79,7 +85,13 @@ GIVEN_TO_CONSTRAIN_LATENTS = ("latents", "timestep", "noise")
 GIVEN_TO_DECODER = ("latents",)
 PLACE = frozenset({"device", "dtype"})
 """Context of functions that are called for a whole batch."""
-SAMPLING_ARGUMENTS = ("num_inference_steps", "guidance_scale", "seed", "rand_device")
+SAMPLING_ARGUMENTS = (
+    "num_inference_steps",
+    "guidance_scale",
+    "seed",
+    "rand_device",
+    "sampler",
+)
 """Arguments of inference that a variant may have a default for, as for its inputs."""
 Function = Callable[..., Any]
 
@@ -124,20 +136,33 @@ class PipelineSpec:
     model_fn: ConvertedField[Function | FunctionSpec, FunctionSpec] = ConvertedField(
         partial(as_spec, given=GIVEN_TO_MODEL_FN)
     )
-    """(noisy_latents, timestep, conditions, *, components) -> prediction of
-    (noise - x_0), shaped as noisy_latents.
+    """(noisy_latents, timestep, conditions, *, components) -> what `schedule`
+    says that is predicted, shaped as noisy_latents.
     """
     decoders: Units = ConvertedField(partial(as_units, given=GIVEN_TO_DECODER))
     """Units that are also given `latents`; inference returns the last output."""
     inputs: Mapping[str, Input]
     """Name -> where its value comes from."""
-    schedule: FlowMatchSchedule
+    schedule: NoiseProcess
+    """How data becomes noise, and what model_fn predicts."""
+    samplers: Mapping[str, MakeSampler] = field(default_factory=dict)
+    """Name -> what makes a sampler that inference may use; `defaults` has the published
+    one as `sampler`. Flow matching has `euler` besides, which is the default of all.
+    """
     latent_shape: ConvertedField[Function | FunctionSpec, FunctionSpec] = (
         ConvertedField(as_spec)
     )
     """(inputs) -> shape of the latents, (1, channels, ...)."""
-    apply_guidance: Callable[[Any, Any, float], Any]
-    """(positive, negative, guidance_scale) -> prediction."""
+    apply_guidance: Callable[..., Any]
+    """(positive, negative, guidance_scale) -> prediction; with a parameter `timestep` it is
+    given that, too, (batch,).
+    """
+    no_guidance: float = 1.0
+    """The scale up to which there is no guidance."""
+    guidance_interval: tuple[float, float] | None = None
+    """Least and greatest timestep that are guided, None for all (Kynkäänniemi et al. 2024, "Applying
+    Guidance in a Limited Interval").
+    """
     constrain_latents: ConvertedField[Function | FunctionSpec | None, FunctionSpec] = (
         ConvertedField(partial(as_spec, given=GIVEN_TO_CONSTRAIN_LATENTS), default=None)
     )
@@ -157,6 +182,10 @@ class PipelineSpec:
     """
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default arguments of inference, by input or name of `SAMPLING_ARGUMENTS`."""
+    training_defaults: Mapping[str, str] = field(default_factory=dict)
+    """Default options of training, `timestep_sampling` and `loss_weighting`, where they
+    are not those of the noise process.
+    """
     family: str = ""
     variant: str = ""
 
@@ -173,6 +202,13 @@ class PipelineSpec:
         arguments = f"an input or one of {', '.join(SAMPLING_ARGUMENTS)}"
         known = {*self.inputs, *SAMPLING_ARGUMENTS}
         _check(self, "defaults", self.defaults, known, arguments)
+        is_flow = isinstance(self.schedule, FlowMatchSchedule)
+        samplers = {*self.samplers, EULER} if is_flow else self.samplers
+        sampler = self.defaults.get("sampler", EULER)
+        _check(self, "the default sampler", [sampler], samplers, "one of `samplers`")
+        options = self.schedule.training_defaults
+        kind = f"one of {', '.join(options)}"
+        _check(self, "training_defaults", self.training_defaults, options, kind)
         values = _check_units(self)
         _check(self, "padded", self.padded, values, "an input or an output of a unit")
         _check_function(self, self.model_fn, values, PLACE | {"branch"})
@@ -199,6 +235,11 @@ class PipelineSpec:
                 what = f"input {name!r} is used by no function; remove it"
                 raise UsageError(spec.where, what)
         return spec
+
+    @property
+    def defaults_of_training(self) -> dict[str, str]:
+        """Return the options of training that a user need not give -> their values."""
+        return {**self.schedule.training_defaults, **self.training_defaults}
 
     @property
     def where(self) -> str:

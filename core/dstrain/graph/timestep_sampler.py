@@ -1,49 +1,71 @@
-"""Draw the sigmas that training steps use, and weight their losses."""
+"""Draw the levels of noise that training steps use, and weight their losses."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from dstrain.errors import UsageError
-from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, FlowMatchSchedule
+from dstrain.graph.noise_process import MIN_SNR_GAMMA, TRAIN_TIMESTEPS, NoiseProcess
 from dstrain.randomness import Rng
 
+NORMAL = ("logit_normal", "sigmoid")
+"""Distributions of a normal through the logistic function."""
 STRATA = 4
 """Parts of the distribution of timesteps that validation draws from one by one."""
 
 
 @dataclass(frozen=True)
 class TimestepSampler:
-    """Distribution of the sigmas that a training run draws, and their loss weights."""
+    """Distribution of the levels that a training run draws, and their loss weights."""
 
-    schedule: FlowMatchSchedule
+    schedule: NoiseProcess
     sampling: str = "shifted"
+    """One of those of --timestep_sampling."""
     weighting: str = "bsmntw"
+    """One of those of --loss_weighting."""
     min_boundary: float = 0.0
     """Start of the range that is trained, as a fraction of the table (0 = noisiest)."""
     max_boundary: float = 1.0
     """End of that range."""
+    mean: float = 0.0
+    """Mean of the normal of 'logit_normal' and 'sigmoid'."""
+    std: float = 1.0
+    """Its standard deviation."""
+    min_snr_gamma: float = MIN_SNR_GAMMA
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_boundary < self.max_boundary <= 1.0:
             bounds = f"{self.min_boundary} and {self.max_boundary}"
             what = f"expected 0 <= min < max <= 1, got {bounds}"
             raise UsageError("--min_timestep_boundary", what)
+        # Of a weighting that the process has not, it raises.
+        self.weight(self.schedule.table[:1])
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether levels between those of the table are drawn."""
+        unshifted = self.sampling in ("uniform", "sigmoid")
+        return unshifted and self.schedule.is_continuous
 
     def draw(self, rng: Rng) -> Tensor:
-        """Return (batch,) fp32 sigmas, one per sample."""
-        if self.sampling == "uniform":
+        """Return (batch,) fp32 levels, one per sample."""
+        if self.is_continuous:
             top = self.schedule.table[self._index(self.min_boundary)]
             bottom = self.schedule.table[self._index(self.max_boundary)]
-            return bottom + (top - bottom) * rng.uniform("timestep")
+            is_even = self.sampling == "uniform"
+            part = rng.uniform("timestep") if is_even else self._logistic(rng)
+            drawn = bottom + (top - bottom) * part
+            return drawn.clamp(min=self.schedule.table[self._last])
         span = self.max_boundary - self.min_boundary
         # In Python floats, whose rounding decides the index.
         density = self._density(rng).tolist()
-        indices = [self._index(self.min_boundary + part * span) for part in density]
+        indices = [
+            min(self._index(self.min_boundary + part * span), self._last)
+            for part in density
+        ]
         # Numpy picks them in an eighth of torch's time.
         return torch.from_numpy(self.schedule.table.numpy()[indices])
 
@@ -53,34 +75,34 @@ class TimestepSampler:
             **{one.name: getattr(self, one.name) for one in fields(self)}
         )
 
-    def weight(self, sigma: Tensor) -> Tensor:
-        """Return (batch,) fp32 loss weights.
+    def weight(self, level: Tensor) -> Tensor:
+        """Return the (batch,) fp32 weights of losses at levels."""
+        return self.schedule.weight(level, self.weighting, self.min_snr_gamma)
 
-        'bsmntw' is exp(-2 ((t - 500) / 1000)^2), shifted and scaled so that the least on
-        the table is 0 and the mean 1.
+    @property
+    def _last(self) -> int:
+        """Return the index of the last level of the range: that at its end is the first
+        of what may be another expert's.
         """
-        if self.weighting == "none":
-            return torch.ones_like(sigma)
-        least, scale = self._least_and_scale
-        return (_bsmntw_weight(sigma) - least) * scale
-
-    @cached_property
-    def _least_and_scale(self) -> tuple[Tensor, Tensor]:
-        """Return the least weight on the table, and what makes the mean 1."""
-        table = _bsmntw_weight(self.schedule.table)
-        least = table.min()
-        return least, 1 / (table - least).mean()
+        return max(
+            math.ceil(self.max_boundary * TRAIN_TIMESTEPS) - 1,
+            self._index(self.min_boundary),
+        )
 
     def _index(self, fraction: float) -> int:
         return min(int(fraction * TRAIN_TIMESTEPS), TRAIN_TIMESTEPS - 1)
 
+    def _logistic(self, rng: Rng) -> Tensor:
+        """Return (batch,) logit-normal numbers; the larger, the noisier."""
+        return torch.sigmoid(self.mean + self.std * rng.normal("timestep"))
+
     def _density(self, rng: Rng) -> Tensor:
         """Return (batch,) fractions of the range, in [0, 1).
 
-        Esser et al. 2024, section 3.1 (logit-normal with m=0, s=1; mode with s=1.29).
+        Esser et al. 2024, section 3.1 (logit-normal; mode with s=1.29).
         """
-        if self.sampling == "logit_normal":
-            return 1 - torch.sigmoid(rng.normal("timestep"))
+        if self.sampling in NORMAL:
+            return 1 - self._logistic(rng)
         u = rng.uniform("timestep")
         if self.sampling == "mode":
             bend = torch.cos(math.pi * u / 2) ** 2 - 1 + u
@@ -90,16 +112,16 @@ class TimestepSampler:
 
 @dataclass(frozen=True)
 class StratifiedSampler(TimestepSampler):
-    """A distribution of sigmas in `STRATA` parts of equal probability: which of them a
+    """A distribution of levels in `STRATA` parts of equal probability: which of them a
     draw is from, is the `repeat` of its key; 0 has the least noise.
 
     A mean over all parts scatters far less than one over free draws.
     """
 
     def draw(self, rng: Rng) -> Tensor:
-        """Return (batch,) fp32 sigmas, one per sample."""
+        """Return (batch,) fp32 levels, one per sample."""
         # These go through the table from its noisy end.
-        descending = self.sampling in ("shifted", "mode")
+        descending = not self.is_continuous and self.sampling not in NORMAL
         return super().draw(_StratumRng(rng, descending)).float()
 
 
@@ -118,7 +140,3 @@ class _StratumRng(Rng):
     def normal(self, stream: str, shape: Sequence[int] = ()) -> Tensor:
         numbers: Tensor = torch.special.ndtri(self.uniform(stream, shape))
         return numbers
-
-
-def _bsmntw_weight(sigma: Tensor) -> Tensor:
-    return torch.exp(-2 * (sigma - 0.5) ** 2)

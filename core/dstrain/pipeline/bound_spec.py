@@ -16,7 +16,7 @@ from dstrain.errors import UsageError
 from dstrain.graph import POSITIVE, ConstrainLatents, FunctionSpec, PipelineSpec, Step
 from dstrain.graph.function_spec import component_of
 from dstrain.graph.keepers import AS_LOADED, Keepers
-from dstrain.graph.noise_schedule import LatentConstraint, constrain_nothing
+from dstrain.graph.noise_process import LatentConstraint, constrain_nothing
 from dstrain.graph.plan import value_key
 from dstrain.graph.read_only import read_only
 from dstrain.models import Config, Files

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from dstrain.errors import MissingFiles, UsageError, nearest
 from dstrain.graph import (
     NEGATIVE,
@@ -17,7 +19,7 @@ from dstrain.graph import (
 from dstrain.graph.keepers import AS_LOADED, Keepers
 from dstrain.models import Found, ModelConfig, find
 from dstrain.pipeline.loss_masks import LATENTS
-from dstrain.pipeline.sampler import SamplerOptions
+from dstrain.pipeline.sampler import SamplerOptions, maker_of
 from dstrain.pipeline.start_image import check_start
 from dstrain.pipeline.variant_choice import check_denoiser
 from dstrain.registry import ModelFamily
@@ -83,8 +85,8 @@ def plan_inference(
     """Split arguments into the fields of `SamplerOptions` and the variant's inputs (prompt,
     height, ...), add the variant's defaults, and plan.
 
-    Guidance is on if guidance_scale > 1 and the inputs of the negative branch are
-    there. If the scale is an argument, missing texts among them are ''. Raises
+    Guidance is on if guidance_scale is above the variant's `no_guidance`, and the inputs
+    of the negative branch are there. If the scale is an argument, missing texts among them are ''. Raises
     UsageError for an unknown argument, and for a required input that is missing.
 
     Args:
@@ -109,16 +111,19 @@ def plan_inference(
     inputs = {name: value for name, value in values.items() if value is not None}
     options = {name: inputs.pop(name) for name in fields & inputs.keys()}
     sampling = SamplerOptions(**options)
+    steps, make = sampling.num_inference_steps, maker_of(spec, sampling.sampler)
+    # Made once here, so that what it refuses is refused before anything is loaded.
+    make(spec.schedule, steps, 1, torch.Generator())
     from_latents = sampling.denoising_strength is not None
     if from_latents:
         check_start(spec, inputs)
-    guided = sampling.guidance_scale > 1
+    guided = sampling.guidance_scale > spec.no_guidance
     pairs = spec.cfg_inputs.items()
     negatives = {negative for positive, negative in pairs if positive in inputs}
     if guided and arguments.get("guidance_scale") is not None:
         for name in sorted(negatives - {*inputs, *arguments}):
             if spec.inputs[name].kind != "text":
-                what = f"above 1 needs input {name!r} for the negative branch, which is absent"
+                what = f"above {spec.no_guidance:g} needs input {name!r} for the negative branch, which is absent"
                 raise UsageError("guidance_scale", what)
             inputs[name] = ""
     guided = guided and negatives <= inputs.keys()

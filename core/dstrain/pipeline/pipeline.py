@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from inspect import signature
 from math import isfinite
 from pathlib import Path
 from typing import Any, overload
@@ -45,6 +46,7 @@ from dstrain.pipeline.sampler import (
     SamplerOptions,
     check_noise,
     integrate,
+    maker_of,
     seeded_noise,
 )
 from dstrain.pipeline.start_image import fitted_start
@@ -243,6 +245,7 @@ class Pipeline(BoundSpec):
         num_frames: int | None = None,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
+        sampler: str | None = None,
         denoising_strength: float | None = None,
         seed: int = 0,
         latents: Tensor | None = None,
@@ -262,6 +265,7 @@ class Pipeline(BoundSpec):
         num_frames: int | None = None,
         num_inference_steps: int | None = None,
         guidance_scale: float | None = None,
+        sampler: str | None = None,
         denoising_strength: float | None = None,
         seed: int | Sequence[int] = 0,
         latents: Tensor | None = None,
@@ -356,13 +360,21 @@ class Pipeline(BoundSpec):
         ...) fp32 on the pipeline's device.
         """
 
-        def velocity(latents: Tensor, timestep: Tensor) -> Tensor:
+        apply = self.spec.apply_guidance
+        takes_timestep = "timestep" in signature(apply).parameters
+        interval = self.spec.guidance_interval
+
+        def denoise(latents: Tensor, timestep: Tensor) -> Tensor:
             positive = self.predict(values, latents, timestep).float()
             if not guided:
                 return positive
+            if interval and not interval[0] <= float(timestep.max()) <= interval[1]:
+                return positive
             negative = self.predict(values, latents, timestep, NEGATIVE).float()
-            scale = sampling.guidance_scale
-            guidance: Tensor = self.spec.apply_guidance(positive, negative, scale)
+            given = {"timestep": timestep} if takes_timestep else {}
+            guidance: Tensor = apply(
+                positive, negative, sampling.guidance_scale, **given
+            )
             return guidance
 
         function = self.spec.latent_shape
@@ -381,9 +393,11 @@ class Pipeline(BoundSpec):
             return integrate(
                 self.spec.schedule,
                 self.constrain_latents(values),
-                velocity,
+                denoise,
                 noise.to(self.device, torch.float32),
                 sampling.num_inference_steps,
                 sampling.on_step,
                 start,
+                maker_of(self.spec, sampling.sampler),
+                sampling.seed,
             ).latents

@@ -49,7 +49,7 @@ from dstrain.graph.keeper import (
     KeptBytes as KeptBytes,
     WeightSize as WeightSize,
 )
-from dstrain.graph.noise_schedule import (
+from dstrain.graph.noise_process import (
     FlowMatchSchedule as FlowMatchSchedule,
     LatentConstraint as LatentConstraint,
 )

@@ -55,6 +55,7 @@ def load_module(
     module = module_class(
         pipeline, setup.task, setup.build_timestep_sampler(), setup.stage
     )
+    module.loss_options = setup.build_loss_options()
     dtype = torch.bfloat16 if setup.optimizer.rounds else torch.float32
     module.switch_to_training_mode(setup.trainables, config.seed, dtype)
     chosen = setup.optimizer

@@ -24,7 +24,7 @@ from dstrain.models import Found
 from dstrain.pipeline import Pipeline
 from dstrain.pipeline.loading import read_preset
 from dstrain.registry import PromptRow
-from dstrain.runs.prompt_rows import RECORDED, PromptPlan, plan_rows, stored_rows
+from dstrain.runs.prompt_rows import PromptPlan, kept_options, plan_rows, stored_rows
 from dstrain.runs.setup import Setup
 from dstrain.runs.training_data import TrainingData
 from dstrain.runs.training_run import TrainingRun
@@ -154,7 +154,7 @@ class Images:
             for name, value in values.items()
             if isinstance(value, str | int | float)
         }
-        described |= {name: getattr(plan.sampling, name) for name in RECORDED}
+        described |= kept_options(plan.sampling)
         config = self.setup.config
         if config.ema_decay is not None:
             described["ema_decay"] = config.ema_decay

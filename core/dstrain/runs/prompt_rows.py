@@ -26,6 +26,7 @@ from dstrain.graph import (
     make_plan,
     serialize,
 )
+from dstrain.graph.noise_process import EULER
 from dstrain.models.functional import check_sides
 from dstrain.pipeline import SamplerOptions, generate_task, plan_inference
 from dstrain.registry import PromptRow
@@ -41,7 +42,7 @@ TOY_FRAMES = 5
 """The same for a toy, whose images are noise at any size, and its most frames: 4n + 1,
 as video models want it.
 """
-RECORDED = ("num_inference_steps", "guidance_scale", "rand_device")
+RECORDED = ("num_inference_steps", "guidance_scale", "rand_device", "sampler")
 """Fields of `SamplerOptions` that a feature cache keeps with a row; its seed is that of
 the run that makes it.
 """
@@ -126,10 +127,11 @@ def _shared_arguments(setup: Setup) -> dict[str, Any]:
     else:
         arguments |= _sizes(setup, sizes)
     if setup.task.runs_sampler:
-        # The number of steps is what is trained, without guidance.
+        # The number of steps is what is trained, without guidance, by Euler's rule.
         row = setup.dataset.rows[0]
         arguments |= {name: row[name].literal for name in RECORDED if name in row}
-        arguments["guidance_scale"] = 1.0
+        arguments["guidance_scale"] = setup.spec.no_guidance
+        arguments["sampler"] = EULER
     return arguments
 
 
@@ -187,6 +189,12 @@ def _resolution(setup: Setup) -> Resolution:
     )
 
 
+def kept_options(sampling: SamplerOptions) -> dict[str, Any]:
+    """Return what is kept with a row; Euler's rule, which all had once, is not named."""
+    values = {name: getattr(sampling, name) for name in RECORDED}
+    return {name: value for name, value in values.items() if value != EULER}
+
+
 def row_line(planned: PromptPlan, addresses: Mapping[str, str]) -> dict[str, Any]:
     """Return the record of such a row in a feature cache, with its sampling options."""
     values: dict[str, Any] = {name: {"at": at} for name, at in addresses.items()}
@@ -197,7 +205,7 @@ def row_line(planned: PromptPlan, addresses: Mapping[str, str]) -> dict[str, Any
         "prompt": planned.row.text,
         "inputs": sorted(planned.plan.inputs),
         "branches": list(planned.plan.task.branches),
-        "sampling": {name: getattr(planned.sampling, name) for name in RECORDED},
+        "sampling": kept_options(planned.sampling),
         "values": values,
     }
 

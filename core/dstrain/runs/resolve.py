@@ -14,6 +14,7 @@ from dstrain.config.plugin_options import changed
 from dstrain.data.tables import Reading, other_names, parse_columns
 from dstrain.errors import UsageError, nearest
 from dstrain.graph import Column, PipelineSpec, Task, make_plan
+from dstrain.graph.noise_process import FlowMatchSchedule
 from dstrain.lora import Trainables, type_named
 from dstrain.models import ModelConfig, default_device
 from dstrain.models.device import attention_backend
@@ -34,6 +35,7 @@ from dstrain.runs.checkpoints.state import refuse_unwritable
 from dstrain.runs.checks.flags import (
     check_component_flags,
     check_default_caption,
+    check_objective,
     check_preset,
     check_saved_names,
     check_sizes,
@@ -72,13 +74,13 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
         what = f"no task named {config.task_name!r}; tasks: {', '.join(tasks)}{hint}"
         raise UsageError("--task", what, *extensions.broken[:3])
     task = tasks[config.task_name]
-    if "timestep_sampler" not in task.loss.components:
-        why = f"the loss of task {task.name} draws no timesteps"
-        refuse_unused(config, "timestep_sampler", why)
     score = variant_score(config, task)
     take_first = config.toy or not models
     variant = choose_variant(family, config.variant, models, score, take_first)
     spec = with_overrides(family.spec(variant), family, config)
+    if task.runs_sampler and not isinstance(spec.schedule, FlowMatchSchedule):
+        what = f"{task.name} follows Euler's rule of flow matching, which {spec.where} has not"
+        raise UsageError("--task", what)
     if config.fix_frame_rate is False:
         columns = {
             name: replace(source, fps=0.0)
@@ -91,6 +93,7 @@ def resolve(config: TrainConfig, own: OwnParts = NO_PARTS) -> Setup:
     if config.fix_frame_rate:
         # The same as without the flag, for the feature cache and for a resumed run, too.
         config = replace(config, fix_frame_rate=None)
+    check_objective(config, spec, task)
     if not caption_inputs(spec):
         refuse_unused(config, "captions", f"variant {variant} reads no prompts")
     check_component_flags(config, spec)

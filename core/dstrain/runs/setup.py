@@ -32,6 +32,7 @@ from dstrain.runs.datasets.flags import data_config, masks_of
 from dstrain.runs.datasets.sources import is_published
 from dstrain.runs.recorded_versions import versions_of
 from dstrain.training.ema import has_modes
+from dstrain.training.losses import LossOptions
 from dstrain.training.optimizers import OptimizerChoice, check_names, choose_optimizer
 
 
@@ -273,13 +274,21 @@ class Setup:
         """Return the configuration as it is written for other commands to read: it means
         the same there with other model files.
         """
-        changes: dict[str, Any] = self.keepers.recorded
+        changes: dict[str, Any] = {**self.keepers.recorded, **self.objective}
         if self.preset is not None:
             # Found by its header, its keys or its path, where no flag names it.
             changes["preset_lora_model"] = ",".join(self.preset.components)
             file = replace(self.preset.file, component="")
             changes["preset_lora_path"] = Path(file.typed)
         return replace(self.typed, **changes)
+
+    @property
+    def objective(self) -> dict[str, str]:
+        """Return the options that the variant decides where they are left out."""
+        defaults = self.spec.defaults_of_training
+        return {
+            name: getattr(self.config, name) or one for name, one in defaults.items()
+        }
 
     @property
     def checkpoints(self) -> bool:
@@ -322,6 +331,8 @@ class Setup:
         """
         config = self.config
         schedule = self.spec.schedule
+        if config.timestep_shift is not None:
+            schedule = schedule.shifted(config.timestep_shift)
         low, high = 0.0, 1.0
         experts = self.spec.experts
         if experts is not None and len(self.trained_experts) == 1:
@@ -335,7 +346,25 @@ class Setup:
         if config.max_timestep_boundary is not None:
             high = config.max_timestep_boundary
         return TimestepSampler(
-            schedule, config.timestep_sampling, config.loss_weighting, low, high
+            schedule,
+            self.objective["timestep_sampling"],
+            self.objective["loss_weighting"],
+            low,
+            high,
+            config.timestep_mean,
+            config.timestep_std,
+            config.min_snr_gamma,
+        )
+
+    def build_loss_options(self) -> LossOptions:
+        """Return how the loss measures errors, and what it adds to noise."""
+        config = self.config
+        return LossOptions(
+            config.loss,
+            config.huber_delta,
+            config.huber_schedule,
+            config.noise_offset,
+            config.input_perturbation,
         )
 
     @property

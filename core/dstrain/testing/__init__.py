@@ -18,7 +18,7 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"dstrain.testing.{name}"
-        for name in ("declared", "trainable", "saved", "lora_files")
+        for name in ("declared", "noisy", "trainable", "saved", "lora_files")
     )
 )
 
@@ -26,6 +26,7 @@ from dstrain.testing.contract import Published, PublishedLatents  # noqa: E402
 from dstrain.testing.declared import Declared  # noqa: E402
 from dstrain.testing.lora_files import LoraCase, LoraFiles  # noqa: E402
 from dstrain.testing.loras import LoraReader  # noqa: E402
+from dstrain.testing.noisy import Noisy  # noqa: E402
 from dstrain.testing.saved import Saved  # noqa: E402
 from dstrain.testing.trainable import Trainable  # noqa: E402
 
@@ -39,7 +40,7 @@ __all__ = (
 )
 
 
-class Conformance(Declared, Trainable, Saved):
+class Conformance(Declared, Noisy, Trainable, Saved):
     """The contract of one family, as tests.
 
     Subclass it as `TestConformance` in the family's `tests/test_conformance.py`, where

@@ -1,6 +1,7 @@
 """Compute losses, one number per sample, from `predict` and the values they read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
@@ -10,7 +11,12 @@ from torch import Tensor
 from dstrain.errors import UsageError
 from dstrain.graph import POSITIVE, Column, ConstrainLatents, Task
 from dstrain.graph.inputs import at_least
-from dstrain.graph.noise_schedule import TRAIN_TIMESTEPS, LatentConstraint, Velocity
+from dstrain.graph.noise_process import (
+    TRAIN_TIMESTEPS,
+    Denoise,
+    LatentConstraint,
+    NoiseProcess,
+)
 from dstrain.graph.timestep_sampler import TimestepSampler
 from dstrain.pipeline import seeded_noise
 from dstrain.pipeline.sampler import NOISE_DEVICE
@@ -29,12 +35,69 @@ class Predict(Protocol):
         ...
 
 
-Sampler = Callable[[Velocity, Tensor, int], LatentConstraint]
-"""(velocity, noise, steps) -> the sampler's final latents, with gradients; see
+Integrate = Callable[[Denoise, Tensor, int], LatentConstraint]
+"""(denoise, noise, steps) -> the sampler's final latents, with gradients; see
 `dstrain.pipeline.sampler.integrate`.
 """
 InferenceSigmas = Callable[[Tensor, int], Tensor]
 """(latents, steps) -> the (steps + 1,) sigmas of the sampler for latents of this size."""
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """How `sft` measures an error, and what it adds to the noise."""
+
+    loss: str = "mse"
+    """One of those of --loss."""
+    delta: float = 0.1
+    """Of 'huber': errors above it count no longer by their square."""
+    schedule: str = "constant"
+    """How delta depends on the level; one of those of --huber_schedule."""
+    noise_offset: float = 0.0
+    """Size of what is added to all noise of a channel (Guttenberg 2023, "Diffusion with
+    Offset Noise").
+    """
+    input_perturbation: float = 0.0
+    """Size of the noise that only the denoiser sees (Ning et al. 2023, "Input Perturbation
+    Reduces Exposure Bias in Diffusion Models").
+    """
+
+    def noise(self, rng: Rng, shape: Sequence[int]) -> Tensor:
+        """Draw noise for latents of this shape, (batch, channels, ...)."""
+        noise = rng.normal("noise", shape[1:])
+        if self.noise_offset:
+            channels = (shape[1], *[1] * (len(shape) - 2))
+            noise = noise + self.noise_offset * rng.normal("noise_offset", channels)
+        return noise
+
+    def perturbed(self, rng: Rng, noise: Tensor) -> Tensor:
+        """Return the noise that the denoiser sees."""
+        if not self.input_perturbation:
+            return noise
+        more = rng.normal("input_perturbation", noise.shape[1:]).to(noise.device)
+        return noise + self.input_perturbation * more
+
+    def measured(self, error: Tensor, process: NoiseProcess, level: Tensor) -> Tensor:
+        """Return the loss of each number of an error.
+
+        'huber' is 2 d (sqrt(e^2 + d^2) - d), which is e^2 near 0, with the d of Khrapov et
+        al. 2024, "Improving Diffusion Models's Data-Corruption Resistance using Scheduled
+        Pseudo-Huber Loss"; written so that small errors do not cancel in fp32.
+        """
+        if self.loss == "mse":
+            return error.square()
+        if self.loss == "mae":
+            return error.abs()
+        delta = torch.full_like(level, self.delta)
+        if self.schedule == "exponential":
+            delta = delta ** (process.timestep(level) / TRAIN_TIMESTEPS)
+        if self.schedule == "snr":
+            of_data, of_noise = process.factors(level)
+            delta = delta + (1 - delta) * (of_data / (of_data + of_noise)).square()
+        return 2 * delta * error.square() / (torch.hypot(error, delta) + delta)
+
+
+PLAIN = LossOptions()
 
 
 def flow_match(
@@ -44,58 +107,68 @@ def flow_match(
     *,
     timestep_sampler: TimestepSampler,
     constrain_latents: ConstrainLatents,
+    loss_options: LossOptions = PLAIN,
     rng: Rng,
 ) -> Tensor:
-    """Return the weighted mean square of (prediction - (noise - x_0)) per sample:
-    (batch,) fp32.
+    """Return the weighted mean loss of (prediction - target) per sample: (batch,) fp32.
 
-    input_latents: (batch, channels, ...). Noise and timesteps are fp32, drawn on the
-    CPU per sample. loss_weight: as in `mean_square`.
+    input_latents: (batch, channels, ...). Noise and levels are fp32, drawn on the CPU per
+    sample. What the target is, the variant's noise process says. loss_weight: as in
+    `weighed_mean`.
     """
-    sigma = timestep_sampler.draw(rng)
-    weight = timestep_sampler.weight(sigma)
-    noise = rng.normal("noise", input_latents.shape[1:]).to(input_latents.device)
+    process = timestep_sampler.schedule
+    level = timestep_sampler.draw(rng)
+    weight = timestep_sampler.weight(level)
+    noise = loss_options.noise(rng, input_latents.shape).to(input_latents.device)
     weight = weight.to(noise.device)
-    sigma = sigma.to(noise.device)
+    level = level.to(noise.device)
+    timestep = process.timestep(level)
     # (batch, 1, ...): one level per sample, broadcast over its latents.
-    ones = [1] * (input_latents.ndim - 1)
-    level = sigma.view(-1, *ones)
-    noisy_latents = (1 - level) * input_latents + level * noise
-    constrained = constrain_latents(noisy_latents, sigma * TRAIN_TIMESTEPS, noise)
+    level = level.view(-1, *[1] * (input_latents.ndim - 1))
+    seen = loss_options.perturbed(rng, noise)
+    noisy_latents = process.mix(input_latents, seen, level)
+    constrained = constrain_latents(noisy_latents, timestep, seen)
     prediction = predict(constrained.latents, constrained.timestep).float()
-    error = prediction - (noise - input_latents)
-    return weight * mean_square(error, constrained.mask, loss_weight)
+    error = prediction - process.target(input_latents, noise, level)
+    losses = loss_options.measured(error, process, level)
+    return weight * weighed_mean(losses, constrained.mask, loss_weight)
 
 
 def mean_square(
     error: Tensor, mask: Tensor | None, loss_weight: Tensor | None = None
 ) -> Tensor:
-    """Return the mean square of each sample's error where the mask is 1: (batch,).
+    """Return the mean square of each sample's error, as `weighed_mean`."""
+    return weighed_mean(error.square(), mask, loss_weight)
+
+
+def weighed_mean(
+    losses: Tensor, mask: Tensor | None, loss_weight: Tensor | None = None
+) -> Tensor:
+    """Return the mean of each sample's losses where the mask is 1: (batch,).
 
     Args:
-        error: (batch, channels, ..., latent height, latent width).
-        mask: Broadcasts over the error; None for all.
+        losses: (batch, channels, ..., latent height, latent width).
+        mask: Broadcasts over the losses; None for all.
         loss_weight: How much each position counts in the mean, (batch, 1, ..., latent
             height, latent width); None for all alike. Of a sample of which nothing counts
             the loss is 0, and so is its gradient.
 
     Raises UsageError for weights of another height and width.
     """
-    square = error.square()
     if loss_weight is not None:
-        square = square * _relative(loss_weight, mask, error)
+        losses = losses * _relative(loss_weight, mask, losses)
     if mask is None:
-        return square.flatten(1).mean(1)
-    mask = mask.expand_as(square)
-    return (square * mask).flatten(1).sum(1) / mask.flatten(1).sum(1)
+        return losses.flatten(1).mean(1)
+    mask = mask.expand_as(losses)
+    return (losses * mask).flatten(1).sum(1) / mask.flatten(1).sum(1)
 
 
-def _relative(loss_weight: Tensor, mask: Tensor | None, error: Tensor) -> Tensor:
+def _relative(loss_weight: Tensor, mask: Tensor | None, losses: Tensor) -> Tensor:
     """Return weights divided by their mean where the mask is 1: equal ones are exactly
     1, and change no bit.
     """
-    if loss_weight.shape[-2:] != error.shape[-2:]:
-        sizes = f"{list(loss_weight.shape)}, and the latents are {list(error.shape)}"
+    if loss_weight.shape[-2:] != losses.shape[-2:]:
+        sizes = f"{list(loss_weight.shape)}, and the latents are {list(losses.shape)}"
         what = f"is {sizes}: latent_shape of the variant says something else than its encoder"
         raise UsageError("loss_weight", what)
     counted = torch.ones_like(loss_weight)
@@ -126,7 +199,7 @@ def direct_distill(
     rand_device: list[str] | None = None,
     loss_weight: Tensor | None = None,
     *,
-    sampler: Sampler,
+    sampler: Integrate,
 ) -> Tensor:
     """Return the mean square per sample of the student's final latents minus those of
     the teacher's image, `input_latents` (batch, channels, ...): (batch,) fp32.

@@ -29,7 +29,7 @@ from dstrain.pipeline import (
 from dstrain.randomness import Rng, SampleKey, seed_global
 from dstrain.training.collate import collate
 from dstrain.training.loader import Batch
-from dstrain.training.losses import SFT
+from dstrain.training.losses import SFT, LossOptions
 from dstrain.training.sample_sources import Sample
 from dstrain.training.trainables import (
     TrainableModules,
@@ -56,15 +56,18 @@ class TrainingModule(nn.Module):
     ) -> None:
         """Wrap a pipeline; nothing is trained before `switch_to_training_mode`.
 
-        The timestep sampler is by default one for all timesteps of the schedule. Stage
+        The timestep sampler is by default the variant's, for all timesteps. Stage
         '' runs every unit; 'train' expects samples of cached values.
         """
         super().__init__()
         self.pipeline = pipeline
         self.task = task
+        spec = pipeline.spec
+        own = spec.defaults_of_training
         self.timestep_sampler: TimestepSampler = timestep_sampler or TimestepSampler(
-            pipeline.spec.schedule
+            spec.schedule, own["timestep_sampling"], own["loss_weighting"]
         )
+        self.loss_options = LossOptions()
         self.stage = stage
         self.on_long_prompt: Callable[[SampleKey, LongPrompt], object] = _ignore
         """Called with each prompt that is longer than the model takes."""
@@ -237,6 +240,7 @@ class TrainingModule(nn.Module):
         context = self.pipeline.bind_components(
             loss,
             timestep_sampler=self.timestep_sampler,
+            loss_options=self.loss_options,
             constrain_latents=constrain_latents,
             sampler=sampler,
             inference_sigmas=partial(inference_sigmas, schedule),

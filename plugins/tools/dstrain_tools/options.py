@@ -4,6 +4,9 @@ from pathlib import Path
 
 from dstrain.plugin import GenerateConfig, UsageError, converted, option, options
 
+EULER = "euler"
+"""The sampler of trajectories. Written out here: core's constant is beside what imports torch."""
+
 
 def _path(given: str | Path | None) -> Path | None:
     return given if given is None else Path(given)
@@ -40,6 +43,9 @@ class TeacherOptions:
         if self.trajectory and config.denoising_strength is not None:
             what = "has trajectories start in their middle; a student learns whole ones"
             raise UsageError("--denoising_strength", what, "leave out --trajectory")
+        if self.trajectory and config.sampler not in (None, EULER):
+            what = "is not straight between its steps, as trajectories are"
+            raise UsageError("--sampler", what, "leave it out, or give euler")
         for name, value in (("prompt", config.prompt), ("seed", config.seed)):
             if value:
                 what = f"cannot be combined with --dataset, whose column {name!r} has one for each row"

@@ -66,7 +66,6 @@ def test_a_flag_of_another_trainer_gets_advice(
         ("output", ["output_path"]),  # `generate` has --output
         ("guidance", []),
         ("guidance_scales", []),
-        ("noise_offset", []),
     ],
 )
 @pytest.mark.usefixtures("runs")

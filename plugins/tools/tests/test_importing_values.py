@@ -155,15 +155,19 @@ def test_settings_of_previews_follow_each_prompt_where_there_are_previews(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("p.txt", "# of dogs\na dog --w 512 --s 20 --g 3\n\na cat --l 0.5\n"),
+        (
+            "p.txt",
+            "# of dogs\na dog --w 512 --s 20 --g 3 --ss k_dpm_2\n\na cat --l 0.5 --ss euler\n",
+        ),
         (
             "p.json",
-            '[{"prompt": "a dog", "sample_steps": 20, "seed": -1}, {"prompt": "a cat", "scale": 0.5}]',
+            '[{"prompt": "a dog", "sample_steps": 20, "seed": -1}, '
+            '{"prompt": "a cat", "scale": 0.5, "sample_sampler": "euler"}]',
         ),
         (
             "p.toml",
             '[prompt]\nwidth = 512\n[[prompt.subset]]\nprompt = "a dog"\nsample_steps = 20\n'
-            '[[prompt.subset]]\nprompt = "a cat"\nscale = 0.5\n',
+            '[[prompt.subset]]\nprompt = "a cat"\nscale = 0.5\nsample_sampler = "euler"\n',
         ),
     ],
 )
@@ -173,7 +177,10 @@ def test_prompts_of_a_file_are_carried_over_with_the_settings_that_are_known(
     Path(name).write_text(text)
     flags = f"--sample_prompts {name} --sample_every_n_steps 9 --sample_at_first"
     found = command(f"{WAN} {flags}")
-    assert found.options["preview_prompt"] == ["a dog --s 20", "a cat --l 0.5"]
+    assert found.options["preview_prompt"] == [
+        "a dog --s 20",
+        "a cat --l 0.5 --ss euler",
+    ]
     assert found.options["preview_steps"] == 9
     assert found.kind("--sample_prompts").endswith("in part")
     assert found.options["preview_at_start"] is True

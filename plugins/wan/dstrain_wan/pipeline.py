@@ -19,11 +19,20 @@ from dstrain.plugin import (
     one_of,
 )
 from dstrain.plugin.functional import apply_guidance
+from dstrain.plugin.noise import diffusers_sampler
 
 from dstrain_wan import camera, control, model_fn, motion, units, vace
 
 FRAMES_PER_LATENT = 4
-SCHEDULE = FlowMatchSchedule(shift=5.0, latents_per_token=model_fn.PATCH**2)
+SHIFT = 5.0
+SCHEDULE = FlowMatchSchedule(shift=SHIFT, latents_per_token=model_fn.PATCH**2)
+# sample_solver of the published generate.py, as diffusers has it.
+UNIPC = diffusers_sampler(
+    "UniPCMultistepScheduler",
+    prediction_type="flow_prediction",
+    use_flow_sigmas=True,
+    flow_shift=SHIFT,
+)
 
 # sample_neg_prompt of the published configuration, wan/configs/shared_config.py.
 NEGATIVE_PROMPT = (
@@ -87,6 +96,7 @@ TEXT_TO_VIDEO = PipelineSpec(
         "fps": Constant(16.0, check=at_least(1)),
     },
     schedule=SCHEDULE,
+    samplers={"unipc": UNIPC},
     denoiser_config={"in_channels": 16, "out_channels": 16, "image_dim": False},
     latent_shape=model_fn.latent_shape,
     apply_guidance=apply_guidance,
@@ -97,6 +107,7 @@ TEXT_TO_VIDEO = PipelineSpec(
         "width": 832,
         "num_frames": 81,
         "num_inference_steps": 50,
+        "sampler": "unipc",
         "guidance_scale": 5.0,
         "negative_prompt": NEGATIVE_PROMPT,
     },

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import (
-    FlowMatchEulerDiscreteScheduler,
+    UniPCMultistepScheduler,
     WanImageToVideoPipeline,
     WanPipeline,
     WanVACEPipeline,
@@ -55,16 +55,11 @@ BOUNDARIES = {
 """boundary_ratio of the published model_index.json."""
 
 
-def euler(steps: int) -> FlowMatchEulerDiscreteScheduler:
-    """The published schedule's Euler form, stepped through the sigmas that Wan's own
-    code takes: 1 - i / steps.
-    """
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=5.0)
-    plain = scheduler.set_timesteps
-    scheduler.set_timesteps = lambda count, device=None: plain(
-        sigmas=np.linspace(1.0, 1 / steps, steps), device=device
+def scheduler() -> UniPCMultistepScheduler:
+    """The published sampler."""
+    return UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0
     )
-    return scheduler
 
 
 def with_vace(dit: Any, vace: Any) -> WanVACETransformer3DModel:
@@ -202,7 +197,7 @@ class TestConformance(Conformance):
                     parts[name] = with_vace(parts[name], parts.pop(beside))
         published = kind(
             **parts,
-            scheduler=euler(arguments["num_inference_steps"]),
+            scheduler=scheduler(),
             boundary_ratio=BOUNDARIES.get(variant),
             **own,
         )
@@ -281,7 +276,7 @@ def test_from_a_video_every_step_equals_that_of_diffusers(
     without_ftfy(monkeypatch, pipeline_wan_video2video)
     pipe = opened("wan", "t2v")
     parts = {PARTS.get(name, name): one for name, one in pipe.components.items()}
-    published = WanVideoToVideoPipeline(**parts, scheduler=euler(10))
+    published = WanVideoToVideoPipeline(**parts, scheduler=scheduler())
     published.set_progress_bar_config(disable=True)
     pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 48, 3), np.uint8)
     start = Frames(torch.from_numpy(pixels), 16.0)

@@ -32,7 +32,8 @@ class WatchOptions:
     preview_prompt: tuple[str, ...] = converted(
         "output: previews",
         "Prompt to generate a preview from during training. Can be repeated. Its own size, seed, steps, "
-        "guidance and negative prompt may follow: 'a dog --w 768 --h 512 --d 42 --s 20 --l 4 --n blurry'. "
+        "guidance, sampler and negative prompt may follow: "
+        "'a dog --w 768 --h 512 --d 42 --s 20 --l 4 --ss euler --n blurry'. "
         "A side that is not given is as without them.",
         converter=as_texts,
         default=(),

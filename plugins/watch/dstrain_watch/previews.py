@@ -1,6 +1,6 @@
 """Make images or videos during training, of prompts with what is each preview's own:
 
-a dog on a beach --w 768 --h 512 --d 42 --s 20 --l 4 --n blurry
+a dog on a beach --w 768 --h 512 --d 42 --s 20 --l 4 --ss euler --n blurry
 
 previews/step-000010-0.png  the first --preview_prompt after 10 optimizer steps
 previews/prompts.json       step -> from there on, the prompts by number, with seed,
@@ -42,13 +42,14 @@ MARKS: MappingProxyType[str, tuple[str, Callable[[str], Any]]] = MappingProxyTyp
         "s": ("num_inference_steps", int),
         "l": ("guidance_scale", float),
         "n": ("negative_prompt", str),
+        "ss": ("sampler", str.strip),
     }
 )
 """Mark -> the argument of inference, and how its value is read."""
 LEAST = {"w": 1, "h": 1, "d": 0, "s": 1, "l": 0}
 """The least value of each mark that is a number, as `dstrain generate` has it."""
 MOST = {"d": 2**63 - 1, "l": sys.float_info.max}
-MARK = re.compile(rf"\s--([{''.join(MARKS)}])\s+")
+MARK = re.compile(rf"\s--({'|'.join(MARKS)})\s+")
 OTHER = re.compile(r"(?:^|\s)(--[a-z]\w*)(?=[\s=]|$)", re.IGNORECASE)
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dstrain import GenerateConfig, Interrupted, StateError, generate
+from dstrain import GenerateConfig, Interrupted, StateError, UsageError, generate
 from dstrain.cache import FeatureCache
 from dstrain.config import LoraFile, with_run_options
 from dstrain.generation.pipeline_source import open_source
+from dstrain.plugin.noise import diffusers_sampler
 from dstrain.runs.resolve import resolve
 from dstrain_memory import compilation
 from PIL import Image
@@ -440,3 +441,20 @@ def test_a_preview_with_arguments_of_its_own_is_the_same_split_and_unsplit(
     (first, *_) = record["0"]
     named = ("prompt", "seed", "num_inference_steps", "guidance_scale")
     assert [first[name] for name in named] == ["cat", 3, 2, 2.0]
+
+
+def test_a_preview_has_its_own_sampler_or_the_variants(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = family.PIPELINES["base"]
+    config = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+    unipc = {"unipc": diffusers_sampler("UniPCMultistepScheduler", **config)}
+    defaults = {**base.defaults, "sampler": "unipc"}
+    changed = replace(base, samplers=unipc, defaults=defaults)
+    monkeypatch.setitem(family.PIPELINES, "base", changed)
+    flags = {"preview_prompt": ("cat --s 4", "cat --s 4 --ss euler"), "max_steps": 1}
+    whole = made(train(here, output_path=tmp_path / "whole", **flags))
+    assert made(train_in_two_stages(here, tmp_path, **flags)) == whole
+    assert len(set(whole.values())) == 2
+    with pytest.raises(UsageError, match="expected unipc, euler"):
+        train(here, output_path=tmp_path / "not", preview_prompt=("cat --ss dpm",))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from dstrain.errors import InputError
 from dstrain.graph.inputs import Column, Constant, InferenceOnly, Measured
-from dstrain.graph.noise_schedule import LatentConstraint
+from dstrain.graph.noise_process import LatentConstraint
 from dstrain.graph.values import (Frames)
 from PIL import Image
 from torch import Tensor

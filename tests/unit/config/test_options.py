@@ -43,6 +43,8 @@ EFFECTS = {
     "LoRA weights": "lora_checkpoint",
     "cache if_given training video": "fix_frame_rate",
     "recipe": "task",
+    "if_given timestep_sampler training": "min_snr_gamma timestep_mean timestep_shift timestep_std",
+    "if_given loss_options training": "huber_delta huber_schedule input_perturbation loss noise_offset",
     "resolved timestep_sampler": "validation_split",
     "timestep_sampler": "validation_dataset_base_path",
 }
@@ -55,10 +57,12 @@ BOUNDS = {
     ">= 1 <= 64": "crops",
     ">= 2 <= 1000": "caption_variants",
     f">= 0 <= {2**63 - 1}": "seed",
-    ">= 0": "dataset_num_workers guidance_scale keep_tags lr_warmup_steps max_grad_norm weight_decay",
+    ">= 0": "dataset_num_workers guidance_scale input_perturbation keep_tags lr_warmup_steps max_grad_norm "
+    "noise_offset weight_decay",
     ">= 0 < 1": "caption_dropout lora_dropout unmasked_weight",
     ">= 0 <= 1": "max_timestep_boundary min_timestep_boundary",
-    "> 0": "learning_rate lora_alpha loraplus_lr_ratio lr_scheduler_power",
+    "> 0": "huber_delta learning_rate lora_alpha loraplus_lr_ratio lr_scheduler_power min_snr_gamma "
+    "timestep_shift timestep_std",
     "> 0 < 1": "ema_decay validation_split",
     "> 0 <= 1": "denoising_strength",
 }
@@ -110,10 +114,9 @@ def test_choices_are_what_the_code_can_do() -> None:
     for schedule in (*choices["lr_scheduler"], "package.schedule"):
         assert ends_at_last_step(schedule) == (schedule not in endless)
     schedule = FlowMatchSchedule(shift=1.0)
-    assert choices["timestep_sampling"] == (
-        *("shifted", "logit_normal", "uniform", "mode"),
-    )
-    assert choices["loss_weighting"] == ("bsmntw", "none")
+    names = ("shifted", "logit_normal", "mode", "uniform", "sigmoid")
+    assert choices["timestep_sampling"] == names
+    assert choices["loss_weighting"] == ("bsmntw", "none", "min_snr")
     for weighting in choices["loss_weighting"]:
         sampler = TimestepSampler(schedule, weighting=weighting)
         assert sampler.weight(schedule.table).shape == schedule.table.shape

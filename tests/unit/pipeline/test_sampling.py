@@ -4,16 +4,20 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypedDict
 
+import diffusers
 import pytest
 import torch
 from dstrain import Pipeline, Rng, UsageError
 from dstrain.pipeline import plan_inference
 from dstrain.plugin import InferenceOnly, LatentConstraint
+from dstrain.plugin.noise import Diffusion, diffusers_sampler
 from torch import Tensor
 
 from tests.support.family import DecodedImage, build, decode, encode_prompt
 
 pytestmark = pytest.mark.usefixtures("tiny")
+
+FLOW_OF_UNIPC = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
 
 
 def states(pipe: Pipeline, **arguments: Any) -> list[Tensor]:
@@ -177,3 +181,78 @@ def test_a_unit_that_draws_random_numbers_runs_in_inference_and_the_seed_decides
         states(pipe, num_inference_steps=1, seed=seed)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
+
+
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
+def test_a_scheduler_of_diffusers_steps_as_by_hand(pipe: Pipeline) -> None:
+    """DPM-Solver++ remembers its last step; the noise of DDPM is that of the seed."""
+    config = {"beta_schedule": "scaled_linear", "prediction_type": "v_prediction"}
+    names = ("DPMSolverMultistepScheduler", "DDPMScheduler", "HeunDiscreteScheduler")
+    samplers = {name: diffusers_sampler(name, **config) for name in names}
+    defaults = {**pipe.spec.defaults, "sampler": names[0]}
+    changes = {"schedule": Diffusion("v"), "samplers": samplers, "defaults": defaults}
+    pipe.spec = replace(pipe.spec, **changes)
+    noise = torch.randn(1, 4, 2, 2, generator=torch.Generator().manual_seed(0))
+    seen = states(pipe, latents=noise, num_inference_steps=4)
+    names = ("text_encoder", "tokenizer")
+    prompt = encode_prompt("dog", **{name: pipe.components[name] for name in names})
+    scheduler = diffusers.DPMSolverMultistepScheduler(**config)
+    scheduler.set_timesteps(4)
+    latents = noise
+    for index, timestep in enumerate(scheduler.timesteps):
+        with torch.no_grad():
+            conditions = prompt["prompt_emb"], prompt["prompt_mask"]
+            at = timestep.float().view(1)
+            prediction = pipe.components["dit"](latents, at, *conditions)
+        latents = scheduler.step(prediction, timestep, latents).prev_sample
+        torch.testing.assert_close(seen[index], latents, rtol=1e-5, atol=1e-6)
+    one, again, other = (
+        states(pipe, latents=noise, seed=seed, sampler="DDPMScheduler")[-1]
+        for seed in (3, 3, 4)
+    )
+    assert torch.equal(one, again) and not torch.equal(one, other)
+    with pytest.raises(UsageError, match="calls the denoiser 7 times in 4 steps"):
+        states(pipe, sampler="HeunDiscreteScheduler", num_inference_steps=4)
+    with pytest.raises(UsageError, match="expected DPMSolverMultistepScheduler, DDPM"):
+        states(pipe, sampler="euler")
+
+
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "config", "steps"),
+    [
+        ("FlowMatchEulerDiscreteScheduler", {"use_dynamic_shifting": True}, 4),
+        # From 201 steps on, its first timesteps are equal.
+        ("UniPCMultistepScheduler", {"flow_shift": 5.0, **FLOW_OF_UNIPC}, 250),
+    ],
+)
+def test_schedulers_of_flow_matching_go_to_the_end(
+    name: str, config: dict[str, Any], steps: int, pipe: Pipeline
+) -> None:
+    samplers = {"published": diffusers_sampler(name, **config)}
+    pipe.spec = replace(pipe.spec, samplers=samplers)
+    given: dict[str, Any] = {"sampler": "published", "num_inference_steps": steps}
+    seen = states(pipe, **given)
+    assert len(seen) == steps and bool(seen[-1].isfinite().all())
+    image = pipe(prompt="dog", num_inference_steps=2)
+    start = {"input_image": image, "denoising_strength": 0.5}
+    assert len(states(pipe, **given, **start)) == steps // 2
+
+
+def test_a_variant_says_which_levels_and_scales_are_guided(pipe: Pipeline) -> None:
+    told: list[float] = []
+
+    def apply(
+        positive: Tensor, negative: Tensor, scale: float, timestep: Tensor
+    ) -> Any:
+        told.append(float(timestep))
+        return positive + scale * (positive - negative)
+
+    changes: dict[str, Any] = {"no_guidance": 0.0, "apply_guidance": apply}
+    pipe.spec = replace(pipe.spec, guidance_interval=(400.0, 900.0), **changes)
+    timesteps = (1000 * pipe.spec.schedule.sigmas(6, 1)[:-1]).tolist()
+    states(pipe, num_inference_steps=6, guidance_scale=0.5)
+    assert told == [one for one in timesteps if 400 <= one <= 900] != timesteps
+    told.clear()
+    states(pipe, num_inference_steps=6, guidance_scale=0.0)
+    assert not told

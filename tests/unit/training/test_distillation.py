@@ -160,12 +160,22 @@ def test_rows_that_cannot_be_distilled_are_all_named_before_anything_is_loaded(
         ("loss_weighting", "none"),
         ("min_timestep_boundary", 0.5),
         ("max_timestep_boundary", 0.5),
+        ("timestep_shift", 2.0),
+        ("loss", "mae"),
+        ("noise_offset", 0.1),
     ],
 )
 def test_options_that_do_nothing_are_refused(flag: str, value: Any, here: Path) -> None:
     with pytest.raises(UsageError, match=f"--{flag}: .*direct_distill"):
         resolve(distill(here, DIRECT, **{flag: value}))
     resolve(config(here, **{flag: value}))
+
+
+def test_what_a_run_records_of_its_objective_is_taken_again(here: Path) -> None:
+    setup = resolve(distill(here, DIRECT))
+    again = resolve(setup.recorded)
+    assert again.recorded == setup.recorded
+    assert again.recorded.loss_weighting == "bsmntw"
 
 
 def test_a_damaged_path_is_a_bad_file_of_its_row(copy: Path) -> None:

@@ -1,5 +1,6 @@
 """Losses are per sample, in fp32, however a global batch is cut up."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from dstrain import Batch, Rng, SampleKey, TimestepSampler, UsageError, flow_match
 from dstrain.plugin import FlowMatchSchedule, LatentConstraint
 from dstrain.training import split_across_ranks
+from dstrain.training.losses import LossOptions
 from torch import Tensor
 
 from tests.support.runs import config, project, training_run
@@ -30,6 +32,7 @@ def loss(
     constrain_latents: Any = hold_nothing,
     loss_weight: Tensor | None = None,
     weighting: Any = "none",
+    **options: Any,
 ) -> Tensor:
     return flow_match(
         predict,
@@ -37,6 +40,7 @@ def loss(
         loss_weight,
         timestep_sampler=TimestepSampler(SCHEDULE, weighting=weighting),
         constrain_latents=constrain_latents,
+        loss_options=LossOptions(**options),
         rng=Rng(KEYS[: len(latents)]),
     )
 
@@ -69,6 +73,50 @@ def test_samples_are_weighed_by_their_own_sigma() -> None:
     weight = TimestepSampler(SCHEDULE).weight(SIGMA)
     weighed = loss(mixture, weighting="bsmntw")
     assert torch.allclose(weighed, loss(mixture) * weight)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"loss": "mae"}, lambda sigma: 2.0),
+        ({"loss": "huber"}, lambda sigma: pseudo_huber(0.1)),
+        ({"loss": "huber", "delta": 3.0}, lambda sigma: pseudo_huber(3.0)),
+        (
+            {"loss": "huber", "schedule": "exponential"},
+            lambda sigma: pseudo_huber(math.exp(math.log(0.1) * sigma)),
+        ),
+        (
+            {"loss": "huber", "schedule": "snr"},
+            lambda sigma: pseudo_huber(0.9 / (1 + sigma / (1 - sigma)) ** 2 + 0.1),
+        ),
+    ],
+)
+def test_an_error_of_two_counts_as_the_options_say(options: Any, wanted: Any) -> None:
+    found = loss(off_by(2), **options).tolist()
+    assert found == pytest.approx([wanted(sigma) for sigma in SIGMA.tolist()], 1e-5)
+
+
+def pseudo_huber(delta: float) -> float:
+    return 2 * delta * (math.sqrt(4 + delta**2) - delta)
+
+
+def test_noise_is_offset_by_channel_and_perturbed_for_the_denoiser_alone() -> None:
+    seen = {}
+
+    def predict(noisy_latents: Tensor, timestep: Tensor) -> Tensor:
+        level = SIGMA.view(-1, 1, 1, 1)
+        seen["noise"] = (noisy_latents - (1 - level) * LATENTS) / level
+        return torch.zeros_like(noisy_latents)
+
+    whole = LATENTS.shape[1:]
+    loss(predict, input_perturbation=0.3)
+    more = 0.3 * Rng(KEYS).normal("input_perturbation", whole)
+    torch.testing.assert_close(seen["noise"], NOISE + more, rtol=1e-3, atol=1e-4)
+    assert torch.equal(loss(off_by(0), input_perturbation=0.3), torch.zeros(3))
+    offset = 0.2 * Rng(KEYS).normal("noise_offset", (2, 1, 1))
+    found = loss(predict, noise_offset=0.2)
+    wanted = (NOISE + offset - LATENTS).square().flatten(1).mean(1)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_a_bf16_prediction_is_compared_in_fp32() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from dstrain import SampleKey, Task, TrainingModule, UsageError
+from dstrain import SampleKey, Task, TimestepSampler, TrainingModule, UsageError
 from torch import Tensor
 
 from tests.support import family
@@ -32,6 +32,14 @@ def test_a_batch_has_the_losses_and_gradients_of_its_samples(
     """Their texts are of different lengths: what pads them changes nothing."""
     ready = training_run(config(here, trainable_models=trained))
     assert_batch_equals_its_samples(ready, (0, 2, 4))
+
+
+def test_a_module_of_a_script_has_the_variants_own_objective(here: Path) -> None:
+    pipeline = training_run(config(here)).module.pipeline
+    changed = replace(pipeline.spec, training_defaults={"loss_weighting": "min_snr"})
+    pipeline.spec = changed
+    own = TrainingModule(pipeline).timestep_sampler
+    assert own == TimestepSampler(changed.schedule, "shifted", "min_snr")
 
 
 def test_dropout_of_a_train_step_does_not_depend_on_the_batch(here: Path) -> None:

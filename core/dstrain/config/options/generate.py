@@ -45,6 +45,10 @@ class GenerateConfig(ModelChoice):
     num_inference_steps: int | None = option(
         "generation", "Number of denoising steps.", minimum=1, common=True
     )
+    sampler: str | None = option(
+        "generation",
+        "Name of a sampler of the variant, which `dstrain models` lists. Defaults to the published one.",
+    )
     denoising_strength: float | None = option(
         "generation",
         "Start from the image or video of --input input_image=FILE or input_video=FILE: the share "

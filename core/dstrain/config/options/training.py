@@ -56,17 +56,77 @@ class TrainingOptions:
         minimum=1,
         common=True,
     )
-    timestep_sampling: Literal["shifted", "logit_normal", "uniform", "mode"] = option(
+    timestep_sampling: (
+        Literal["shifted", "logit_normal", "mode", "uniform", "sigmoid"] | None
+    ) = option(
         "training: loss",
-        "Distribution that training timesteps are drawn from.",
-        "shifted",
+        "Distribution that training timesteps are drawn from: the first three go through the model's "
+        "shift, the others do not. Defaults to the variant's.",
         affects={"training", "timestep_sampler"},
     )
-    loss_weighting: Literal["bsmntw", "none"] = option(
+    timestep_shift: float | None = option(
         "training: loss",
-        "Weighting of the loss by timestep.",
-        "bsmntw",
+        "Shift k of the levels of noise that are trained, k s / (1 + (k - 1) s), in place of the model's.",
+        affects={"training", "if_given", "timestep_sampler"},
+        above=0,
+    )
+    timestep_mean: float = option(
+        "training: loss",
+        "Mean of the normal of --timestep_sampling logit_normal and sigmoid; above 0 is noisier.",
+        0.0,
+        affects={"training", "if_given", "timestep_sampler"},
+    )
+    timestep_std: float = option(
+        "training: loss",
+        "Standard deviation of that normal.",
+        1.0,
+        affects={"training", "if_given", "timestep_sampler"},
+        above=0,
+    )
+    loss_weighting: Literal["bsmntw", "none", "min_snr"] | None = option(
+        "training: loss",
+        "Weighting of the loss by timestep. Defaults to the variant's.",
         affects={"training", "timestep_sampler"},
+    )
+    min_snr_gamma: float = option(
+        "training: loss",
+        "Signal-to-noise ratio from which --loss_weighting min_snr weighs no more.",
+        5.0,
+        affects={"training", "if_given", "timestep_sampler"},
+        above=0,
+    )
+    loss: Literal["mse", "huber", "mae"] = option(
+        "training: loss",
+        "How an error of the prediction counts: its square, pseudo-Huber, or its size.",
+        "mse",
+        affects={"training", "if_given", "loss_options"},
+    )
+    huber_delta: float = option(
+        "training: loss",
+        "Error from which --loss huber grows no longer as the square.",
+        0.1,
+        affects={"training", "if_given", "loss_options"},
+        above=0,
+    )
+    huber_schedule: Literal["constant", "exponential", "snr"] = option(
+        "training: loss",
+        "How that error depends on the level of noise; the last two begin with 1 where there is none.",
+        "constant",
+        affects={"training", "if_given", "loss_options"},
+    )
+    noise_offset: float = option(
+        "training: loss",
+        "Size of a number that is added to all noise of a channel, so that dark and bright images are learned.",
+        0.0,
+        affects={"training", "if_given", "loss_options"},
+        minimum=0,
+    )
+    input_perturbation: float = option(
+        "training: loss",
+        "Size of further noise that the denoiser sees and is not asked for.",
+        0.0,
+        affects={"training", "if_given", "loss_options"},
+        minimum=0,
     )
     min_timestep_boundary: float | None = option(
         "training: loss",

@@ -94,7 +94,7 @@ def save_component(
     effects: tuple[Effect, ...] = ("recipe", "training")
     if MASK in setup.spec.inputs:
         effects += ("mask",)
-    values = recorded_values(setup.typed, *effects)
+    values = recorded_values(setup.typed, *effects) | setup.objective
     recipe = {
         name: redacted(value) if isinstance(value, str) else value
         for name, value in values.items()

@@ -62,6 +62,7 @@ def config_digest(run: AnyRun) -> str:
         [setup.spec.variant, *(sorted(split_commas(names)) for names in columns)],
         {
             **recorded_values(config, "training"),
+            **setup.objective,
             "learning_rate": setup.optimizer.rates.plain,
         },
     ]

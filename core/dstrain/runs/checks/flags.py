@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dstrain.config import Effect, datasets_of, split_commas
 from dstrain.config.lora_file import TRAINING_ONLY, parse_preset
 from dstrain.config.options import TrainConfig
 from dstrain.config.plugin_options import changed
+from dstrain.config.validation import check_acting
 from dstrain.errors import UsageError, about_dataset, nearest
-from dstrain.graph import Column, PipelineSpec, Plan, make_plan
+from dstrain.graph import Column, PipelineSpec, Plan, Task, make_plan
 from dstrain.installed import NamingPlugin
 from dstrain.lora import format_named, formats_where
 from dstrain.models import components_of
@@ -38,6 +40,27 @@ def refuse_unused(config: TrainConfig, effect: Effect, why: str) -> None:
         for one in datasets_of(config):
             with about_dataset(one.name):
                 refuse_unused(one.config, effect, why)
+
+
+def check_objective(config: TrainConfig, spec: PipelineSpec, task: Task) -> None:
+    """Refuse options of the objective that do not act in a task, or not with another
+    option, which the variant may decide.
+    """
+    defaults = spec.defaults_of_training
+    own: dict[str, Any] = {
+        name: value
+        for name, value in defaults.items()
+        if getattr(config, name) in (None, value)
+    }
+    check_acting(replace(config, **own))
+    # They stand in the file of options that a run writes.
+    unsaid: dict[str, Any] = dict.fromkeys(own)
+    left_out = replace(config, **unsaid)
+    effects: tuple[Effect, ...] = ("timestep_sampler", "loss_options")
+    for effect in effects:
+        if effect not in task.loss.components:
+            why = f"the loss of task {task.name} has no {effect}"
+            refuse_unused(left_out, effect, why)
 
 
 def check_component_flags(config: TrainConfig, spec: PipelineSpec) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from torch import nn
 
 from dstrain.console import fitted, get_logger, number_of, shell_command
+from dstrain.graph.noise_process import EULER
 from dstrain.graph.timestep_sampler import STRATA
 from dstrain.lora import formats_where
 from dstrain.models import StoredLinear, components_of
@@ -130,6 +131,8 @@ def log_end(run: TrainingRun, weights: Sequence[Path], steps: int) -> None:
         logger.info("averaged over the steps: " + ", ".join(map(str, averages)))
     output = "video.mp4" if setup.spec.makes_video else "image.png"
     words = ["dstrain", "generate", "--run", str(setup.output), "--prompt", "..."]
+    if setup.task.runs_sampler and setup.spec.samplers:
+        words += ["--sampler", EULER]
     logger.info(f"try them: {shell_command([*words, '--output', output])}")
     known = components_of(setup.family)
     for name, path in zip(trained.components, weights, strict=True):

@@ -132,6 +132,7 @@ def _words_again(setup: Setup) -> list[str]:
         task=f"{setup.config.task_name}:data_process",
         feature_cache=None,
         output_path=None,
+        **{name: getattr(setup.config, name) for name in setup.objective},
         **new_start(),
     )
     return [redacted(word) for word in words[1:]]

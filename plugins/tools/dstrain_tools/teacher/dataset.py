@@ -52,7 +52,7 @@ from dstrain.plugin import (
 from dstrain.plugin.commands import number_of, secret_error, secrets
 from torch import Tensor
 
-from dstrain_tools.options import TeacherOptions
+from dstrain_tools.options import EULER, TeacherOptions
 from dstrain_tools.teacher.trajectories import student_steps, write_trajectory
 
 logger = get_logger("dstrain.generate")
@@ -98,7 +98,10 @@ def generate_dataset(config: GenerateConfig) -> None:
                 raise UsageError(table.path, what, "remove it")
         steps = student_steps(table) if own.trajectory else []
         digests = Digests(folder / ".digests.npy")
-        shared = parse_arguments(config, source.spec)
+        # Other samplers' paths are not straight between two of their steps.
+        is_own = own.trajectory and bool(source.spec.samplers)
+        euler = {"sampler": EULER} if is_own else {}
+        shared = {**parse_arguments(config, source.spec), **euler}
         columns = _columns(table, source, shared)
         rows = _rows(table, source, shared, columns)
         names = [_name(cells, digests) for cells in rows]
@@ -109,7 +112,10 @@ def generate_dataset(config: GenerateConfig) -> None:
                 for name, count in zip(names, steps, strict=True)
             ]
         row_files = _row_files(table, columns)
-        settings = _settings(source, digests)
+        settings = {**_settings(source, digests), **euler}
+        if settings.get("sampler") == EULER:
+            # All had it once, and folders of then do not name it.
+            del settings["sampler"]
         _check_settings(folder, settings)
         of_rows = list(zip(*files.values(), strict=True))
         missing = {

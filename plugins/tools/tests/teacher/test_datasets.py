@@ -138,6 +138,14 @@ def test_a_changed_row_is_regenerated_and_the_others_are_kept(
     assert steps == ["9", "1", "2"]
 
 
+def test_a_folder_of_eulers_rule_is_continued_whether_it_is_named_or_not(
+    config: GenerateConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generate(config)
+    generate(replace(config, sampler="euler"))
+    assert "generating 0 of 3 " in capsys.readouterr().err
+
+
 def test_other_settings_are_refused_naming_the_difference(
     config: GenerateConfig, model: Path, tmp_path: Path
 ) -> None:

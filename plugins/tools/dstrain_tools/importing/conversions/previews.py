@@ -11,8 +11,10 @@ from dstrain_tools.importing.conversions.datasets.frames import reads_videos
 from dstrain_tools.importing.entries import Result
 from dstrain_tools.importing.reading.data_files import read_data
 
-SETTINGS = "a preview has its own size, seed, steps, guidance, negative prompt only"
-SAMPLER = "previews are made by the sampler of the model"
+SETTINGS = "a preview has its own size, seed, steps, guidance, sampler (euler), negative prompt only"
+SAMPLER = (
+    "previews are made by the sampler of the model, or by --ss NAME behind a prompt"
+)
 OWN_SAMPLER = "flowmatch"
 """The sampler of ai-toolkit that is the models' own."""
 VIDEO_SETTINGS = ("sample.num_frames", "sample.fps")
@@ -27,6 +29,8 @@ MARKS = {
     "d": (r"\d{1,18}", ("seed",)),
     "s": (r"[1-9]\d*", ("sample_steps",)),
     "l": (r"\d+(\.\d+)?", ("scale", "cfg_scale", "guidance_scale")),
+    # Of the samplers' names there, only this one is a sampler's here.
+    "ss": ("euler", ("sample_sampler",)),
     "n": (r"((?!--).)+", ("neg", "negative_prompt")),
 }
 """What may follow a prompt here: its mark -> its values, and its names in tables."""

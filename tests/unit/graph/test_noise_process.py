@@ -33,9 +33,22 @@ def normal_below(x: float) -> float:
     return 0.5 * (1 + math.erf(x / math.sqrt(2)))
 
 
-def logit_normal_below(sigma: Numbers) -> Numbers:
-    times = np.clip(unshifted(sigma), 1e-9, 1 - 1e-9)
-    return np.array([normal_below(math.log(t / (1 - t))) for t in times])
+def logistic_below(times: Numbers, mean: float = 0.0, std: float = 1.0) -> Numbers:
+    """Of the logistic function of a normal number: Esser et al. 2024, equation 19."""
+    inside = np.clip(times, 1e-9, 1 - 1e-9)
+    return np.array(
+        [normal_below((math.log(t / (1 - t)) - mean) / std) for t in inside]
+    )
+
+
+def logit_normal_below(sigma: Numbers, **normal: float) -> Numbers:
+    return logistic_below(unshifted(sigma), **normal)
+
+
+def sigmoid_below(sigma: Numbers, **normal: float) -> Numbers:
+    """The range of the table is divided, whose last sigma is not 0."""
+    least = float(PLAIN.table[-1])
+    return logistic_below((sigma - least) / (1 - least), **normal)
 
 
 def mode_below(sigma: Numbers) -> Numbers:
@@ -46,39 +59,46 @@ def mode_below(sigma: Numbers) -> Numbers:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "below", "values"),
+    ("sampling", "normal", "below", "values"),
     [
-        ("shifted", unshifted, 1000),
-        ("logit_normal", logit_normal_below, 900),
-        ("uniform", lambda sigma: sigma, 0.99 * DRAWS),
-        ("mode", mode_below, 900),
+        ("shifted", {}, unshifted, 1000),
+        ("logit_normal", {}, logit_normal_below, 900),
+        ("logit_normal", {"mean": 1.0, "std": 0.5}, logit_normal_below, 600),
+        ("uniform", {}, lambda sigma: sigma, 0.99 * DRAWS),
+        ("mode", {}, mode_below, 900),
+        ("sigmoid", {}, sigmoid_below, 0.99 * DRAWS),
+        ("sigmoid", {"mean": -0.7, "std": 2.0}, sigmoid_below, 0.9 * DRAWS),
     ],
 )
 def test_draws_have_the_wanted_density(
-    sampling: str, below: Callable[[Numbers], Numbers], values: float
+    sampling: str,
+    normal: dict[str, float],
+    below: Callable[..., Numbers],
+    values: float,
 ) -> None:
     """The largest distance of the two functions is by chance below .0052 in 99 of 100."""
-    drawn = draw(TimestepSampler(PLAIN, sampling=sampling))
+    drawn = draw(TimestepSampler(PLAIN, sampling=sampling, **normal))
     assert drawn.dtype == torch.float32
     assert len(drawn.unique()) >= values
     sigmas = np.sort(drawn.double().numpy())
     steps = np.arange(1, DRAWS + 1) / DRAWS
     # The table is discrete: compare where a value ends.
     at = np.flatnonzero(np.diff(sigmas, append=2.0) > 0)
-    assert np.abs(steps[at] - below(sigmas[at])).max() < 0.0055
+    assert np.abs(steps[at] - below(sigmas[at], **normal)).max() < 0.0055
 
 
-@pytest.mark.parametrize("sampling", ["shifted", "logit_normal", "uniform", "mode"])
+@pytest.mark.parametrize("std", [1.0, 9.0])
+@pytest.mark.parametrize(
+    "sampling", ["shifted", "logit_normal", "uniform", "mode", "sigmoid"]
+)
 @pytest.mark.parametrize(("least", "most"), [(0.0, 0.358), (0.358, 1.0), (0.5, 0.501)])
 def test_boundaries_keep_the_draws_between_them(
-    sampling: str, least: float, most: float
+    sampling: str, least: float, most: float, std: float
 ) -> None:
-    levels = TimestepSampler(
-        PLAIN, sampling=sampling, min_boundary=least, max_boundary=most
-    )
+    levels = TimestepSampler(PLAIN, sampling, "none", least, most, std=std)
     sigmas = draw(levels, 4_000)
     top = PLAIN.table[int(least * 1000)]
-    bottom = PLAIN.table[min(int(most * 1000), 999)]
+    bottom = PLAIN.table[int(most * 1000) - 1]
     assert bottom <= sigmas.min()
     assert sigmas.max() <= top
     if most - least > 0.01:
@@ -103,6 +123,9 @@ def test_the_shifts_are_those_of_the_formulas() -> None:
     middle = math.exp(0.5) / (math.exp(0.5) + 1)
     assert exponential.sigmas(2, tokens=256)[1] == pytest.approx(middle)
     even = FlowMatchSchedule(shift=1.0)
+    shifted = STRETCHED.shifted(SHIFT)
+    assert torch.equal(shifted.table, PLAIN.table)
+    assert shifted.max_tokens == STRETCHED.max_tokens
     assert [even.boundary_fraction(at) for at in (1000, 875, 0)] == [0.001, 0.126, 1]
 
 
