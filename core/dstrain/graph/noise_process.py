@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ EULER = "euler"
 TRAIN_TIMESTEPS = 1000
 MIN_SNR_GAMMA = 5.0
 """The signal-to-noise ratio from which `min_snr` weighs no more (Hang et al. 2023)."""
+Betas = Literal["linear", "scaled_linear", "cosine"]
 Prediction = Literal["velocity", "epsilon", "v", "x_0"]
 """What a denoiser predicts: velocity is noise - x_0 (Lipman et al. 2023), epsilon the
 noise (Ho et al. 2020), v is s noise - n x_0 (Salimans and Ho 2022).
@@ -282,7 +283,7 @@ class Diffusion(NoiseProcess):
     """
 
     predicts: Prediction = "epsilon"
-    betas: Literal["linear", "scaled_linear", "cosine"] = "scaled_linear"
+    betas: Betas = "scaled_linear"
     """How beta grows: evenly, its root evenly (Rombach et al. 2022), or so that s is a
     cosine (Nichol and Dhariwal 2021).
     """
@@ -294,6 +295,12 @@ class Diffusion(NoiseProcess):
     """Whether s is 0 at the last timestep (Lin et al. 2024, algorithm 1). Nothing can be
     learned there of epsilon.
     """
+
+    def __post_init__(self) -> None:
+        for value, kind in ((self.predicts, Prediction), (self.betas, Betas)):
+            if value not in get_args(kind):
+                what = f"{value!r} is none of {', '.join(get_args(kind))}"
+                raise UsageError("Diffusion", what)
 
     @cached_property
     def table(self) -> Tensor:

@@ -26,6 +26,7 @@ from dstrain.graph.noise_process import (
     NoiseProcess,
     constrain_nothing,
 )
+from dstrain.graph.timestep_sampler import TimestepSampler
 from dstrain.graph.unit import Task, Unit
 
 
@@ -209,6 +210,14 @@ class PipelineSpec:
         options = self.schedule.training_defaults
         kind = f"one of {', '.join(options)}"
         _check(self, "training_defaults", self.training_defaults, options, kind)
+        own = self.defaults_of_training
+        try:
+            TimestepSampler(
+                self.schedule, own["timestep_sampling"], own["loss_weighting"]
+            )
+        except UsageError as error:
+            place = f"{self.where}: training_defaults"
+            raise UsageError(place, error.what, *error.help_lines) from error
         values = _check_units(self)
         _check(self, "padded", self.padded, values, "an input or an output of a unit")
         _check_function(self, self.model_fn, values, PLACE | {"branch"})

@@ -11,6 +11,7 @@ from dstrain.errors import UsageError
 from dstrain.graph.noise_process import MIN_SNR_GAMMA, TRAIN_TIMESTEPS, NoiseProcess
 from dstrain.randomness import Rng
 
+SAMPLINGS = ("shifted", "logit_normal", "mode", "uniform", "sigmoid")
 NORMAL = ("logit_normal", "sigmoid")
 """Distributions of a normal through the logistic function."""
 STRATA = 4
@@ -41,6 +42,9 @@ class TimestepSampler:
             bounds = f"{self.min_boundary} and {self.max_boundary}"
             what = f"expected 0 <= min < max <= 1, got {bounds}"
             raise UsageError("--min_timestep_boundary", what)
+        if self.sampling not in SAMPLINGS:
+            what = f"{self.sampling!r} is none of {', '.join(SAMPLINGS)}"
+            raise UsageError("--timestep_sampling", what)
         # Of a weighting that the process has not, it raises.
         self.weight(self.schedule.table[:1])
 

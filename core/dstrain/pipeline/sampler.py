@@ -14,6 +14,7 @@ from dstrain.errors import UsageError
 from dstrain.graph import ConstrainLatents, PipelineSpec
 from dstrain.graph.noise_process import (
     EULER,
+    TRAIN_TIMESTEPS,
     Denoise,
     FlowMatchSchedule,
     LatentConstraint,
@@ -170,6 +171,9 @@ def diffusers_sampler(name: str, **config: Any) -> MakeSampler:
         process: NoiseProcess, steps: int, tokens: int, generator: torch.Generator
     ) -> Sampler:
         scheduler = import_name("diffusers", name)(**config)
+        if steps > TRAIN_TIMESTEPS and not process.is_continuous:
+            what = f"is {steps}; {type(process).__name__} has {TRAIN_TIMESTEPS} levels"
+            raise UsageError("num_inference_steps", what)
         given: dict[str, Any] = {}
         if config.get("use_dynamic_shifting") and isinstance(
             process, FlowMatchSchedule

@@ -57,12 +57,13 @@ BOUNDS = {
     ">= 1 <= 64": "crops",
     ">= 2 <= 1000": "caption_variants",
     f">= 0 <= {2**63 - 1}": "seed",
-    ">= 0": "dataset_num_workers guidance_scale input_perturbation keep_tags lr_warmup_steps max_grad_norm "
-    "noise_offset weight_decay",
+    ">= 0": "dataset_num_workers guidance_scale keep_tags lr_warmup_steps max_grad_norm weight_decay",
+    ">= 0 <= 10": "input_perturbation noise_offset",
+    ">= 0.01 <= 100": "timestep_shift",
+    "> 0 <= 1000": "huber_delta",
     ">= 0 < 1": "caption_dropout lora_dropout unmasked_weight",
     ">= 0 <= 1": "max_timestep_boundary min_timestep_boundary",
-    "> 0": "huber_delta learning_rate lora_alpha loraplus_lr_ratio lr_scheduler_power min_snr_gamma "
-    "timestep_shift timestep_std",
+    "> 0": "learning_rate lora_alpha loraplus_lr_ratio lr_scheduler_power min_snr_gamma timestep_std",
     "> 0 < 1": "ema_decay validation_split",
     "> 0 <= 1": "denoising_strength",
 }

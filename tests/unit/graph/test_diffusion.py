@@ -1,5 +1,6 @@
 """Diffusion processes have the numbers of diffusers' schedulers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from dstrain import Rng, SampleKey, TimestepSampler, UsageError
 from dstrain.plugin import FlowMatchSchedule
 from dstrain.plugin.noise import Diffusion
 from torch import Tensor
+
+from tests.support.family import PIPELINES
 
 LATENTS, NOISE = torch.randn(2, 4, 1, 3, generator=torch.Generator().manual_seed(0))
 LEVEL = torch.tensor([0.0, 7.0, 500.0, 998.0])
@@ -75,6 +78,16 @@ def test_the_first_part_of_validation_has_the_least_noise() -> None:
         keys = [SampleKey(0, 0, part, row) for part in range(4) for row in range(50)]
         means = whole.draw(Rng(keys)).view(4, 50).mean(1)
         assert bool((means.diff() > 100).all())
+
+
+def test_names_that_do_not_exist_are_refused_where_they_are_given() -> None:
+    wrong: list[dict[str, Any]] = [{"predicts": "eps"}, {"betas": "squared"}]
+    for one in wrong:
+        with pytest.raises(UsageError, match="is none of"):
+            Diffusion(**one)
+    for name, value in (("loss_weighting", "min-snr"), ("timestep_sampling", "even")):
+        with pytest.raises(UsageError, match=f"training_defaults: .*{value}"):
+            replace(PIPELINES["base"], training_defaults={name: value})
 
 
 def test_a_weighting_of_flow_matching_is_refused() -> None:

@@ -68,7 +68,8 @@ class TrainingOptions:
         "training: loss",
         "Shift k of the levels of noise that are trained, k s / (1 + (k - 1) s), in place of the model's.",
         affects={"training", "if_given", "timestep_sampler"},
-        above=0,
+        minimum=0.01,
+        maximum=100,
     )
     timestep_mean: float = option(
         "training: loss",
@@ -107,6 +108,7 @@ class TrainingOptions:
         0.1,
         affects={"training", "if_given", "loss_options"},
         above=0,
+        maximum=1000,
     )
     huber_schedule: Literal["constant", "exponential", "snr"] = option(
         "training: loss",
@@ -120,6 +122,7 @@ class TrainingOptions:
         0.0,
         affects={"training", "if_given", "loss_options"},
         minimum=0,
+        maximum=10,
     )
     input_perturbation: float = option(
         "training: loss",
@@ -127,6 +130,7 @@ class TrainingOptions:
         0.0,
         affects={"training", "if_given", "loss_options"},
         minimum=0,
+        maximum=10,
     )
     min_timestep_boundary: float | None = option(
         "training: loss",

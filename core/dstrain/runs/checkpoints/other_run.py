@@ -68,7 +68,10 @@ def _differing_options(run: AnyRun) -> dict[str, tuple[Any, Any]]:
     except StateError:
         return {}
     # What is at its default is not written.
-    same = {name: one.default for name, one in plugin_flags(TrainConfig).items()}
+    known = flags_by_name(TrainConfig)
+    of_plugins = plugin_flags(TrainConfig)
+    optional = (*options_affecting("if_given"), *of_plugins)
+    same = {name: known[name].default for name in optional}
     size = str(run.processes.size)
     same |= {ATTENTION: "native", MODIFIERS: NO_MODIFIERS, PROCESSES: size}
     saved = {**same, **recorded, **recorded.get("versions", {})}
@@ -83,7 +86,7 @@ def _differing_options(run: AnyRun) -> dict[str, tuple[Any, Any]]:
     names += [PROCESSES, MODIFIERS, ATTENTION, "task"]
     now = {name: now[name] for name in names if name in now}
     # Of a plugin that is not there, say.
-    gone = recorded.keys() - {*flags_by_name(TrainConfig), *same, "versions", "p"}
+    gone = recorded.keys() - {*known, "versions", "p"}
     return _differing(saved, now | dict.fromkeys(filter(recorded.get, sorted(gone))))
 
 

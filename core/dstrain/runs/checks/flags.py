@@ -52,15 +52,19 @@ def check_objective(config: TrainConfig, spec: PipelineSpec, task: Task) -> None
         for name, value in defaults.items()
         if getattr(config, name) in (None, value)
     }
-    check_acting(replace(config, **own))
     # They stand in the file of options that a run writes.
     unsaid: dict[str, Any] = dict.fromkeys(own)
     left_out = replace(config, **unsaid)
-    effects: tuple[Effect, ...] = ("timestep_sampler", "loss_options")
-    for effect in effects:
+    acts: dict[Effect, str] = {
+        "timestep_sampler": "draws no timesteps",
+        "loss_options": "has its own measure of errors, and its own noise",
+    }
+    for effect, why in acts.items():
         if effect not in task.loss.components:
-            why = f"the loss of task {task.name} has no {effect}"
-            refuse_unused(left_out, effect, why)
+            refuse_unused(left_out, effect, f"the loss of task {task.name} {why}")
+    if config.timestep_shift is not None:
+        spec.schedule.shifted(config.timestep_shift)
+    check_acting(replace(config, **own))
 
 
 def check_component_flags(config: TrainConfig, spec: PipelineSpec) -> None:

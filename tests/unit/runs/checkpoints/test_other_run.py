@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from dstrain import StateError
+from dstrain.config import CONFIG
 from dstrain.config.options import options_affecting
 from dstrain.models.device import ATTENTION, NATIVE_ATTENTION
 from dstrain.runs.checkpoints.directory import states
@@ -116,6 +117,17 @@ def test_columns_in_any_order_are_of_the_same_run(here: Path, tmp_path: Path) ->
         given = {"extra_inputs": names, "max_steps": step, "resume": "auto"}
         train(here, output_path=tmp_path, **given)
     assert len(log(tmp_path)) == 2
+
+
+def test_an_option_that_the_saved_run_did_not_know_yet_is_named(
+    here: Path, held: Path, tmp_path: Path
+) -> None:
+    old = shutil.copytree(held, tmp_path / "old")
+    written = json.loads((old / CONFIG).read_bytes())
+    del written["loss"]
+    (old / CONFIG).write_text(json.dumps(written))
+    found = differing(here, output_path=old, max_steps=4, loss="mae")
+    assert found == {"loss": ("mse", "mae")}
 
 
 def test_every_flag_that_decides_is_tried() -> None:
