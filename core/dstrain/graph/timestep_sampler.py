@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class TimestepSampler:
         # Of a weighting that the process has not, it raises.
         self.weight(self.schedule.table[:1])
 
-    @property
+    @cached_property
     def is_continuous(self) -> bool:
         """Whether levels between those of the table are drawn."""
         unshifted = self.sampling in ("uniform", "sigmoid")
@@ -83,7 +84,7 @@ class TimestepSampler:
         """Return the (batch,) fp32 weights of losses at levels."""
         return self.schedule.weight(level, self.weighting, self.min_snr_gamma)
 
-    @property
+    @cached_property
     def _last(self) -> int:
         """Return the index of the last level of the range: that at its end is the first
         of what may be another expert's.
