@@ -112,6 +112,11 @@ def test_the_family_of_the_page_passes_the_kit_and_generates(
     assert main(words) == 0
 
 
+def losses(run: Path) -> list[float]:
+    with (run / "logs/loss.csv").open() as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
 @pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")
 @pytest.mark.parametrize("tutorial", [NOISE], indirect=True)
 def test_a_family_that_predicts_noise_logs_and_minimizes_the_objective_of_ddpm(
@@ -133,15 +138,17 @@ def test_a_family_that_predicts_noise_logs_and_minimizes_the_objective_of_ddpm(
     clean: list[Tensor] = []
     handle = register_module_forward_hook(watch, with_kwargs=True)
     words = ["--model", "pixart", "--toy", "--mixed_precision", "no"]
-    words += ["--dataset_base_path", str(tmp_path / "data"), "--max_steps", "8"]
-    assert main([*words, "--output_path", str(tmp_path / "out")]) == 0
+    words += ["--dataset_base_path", str(tmp_path / "data"), "--output_path"]
+    assert main([*words, str(tmp_path / "out"), "--max_steps", "8"]) == 0
     handle.remove()
+    for more in (["--max_steps", "4"], ["--max_steps", "8", "--resume"]):
+        assert main([*words, str(tmp_path / "again"), *more]) == 0
     # As the run left the library: without what is optional to it.
     scheduler = import_module("diffusers").DDPMScheduler(
         beta_start=0.0001, beta_end=0.02
     )
-    with (tmp_path / "out/logs/loss.csv").open() as file:
-        logged = [float(row["loss"]) for row in csv.DictReader(file)]
+    logged, again = losses(tmp_path / "out"), losses(tmp_path / "again")
+    assert logged == again
     for (data, noisy, timestep, out), slope, loss in zip(
         seen, slopes, logged, strict=True
     ):
