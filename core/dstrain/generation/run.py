@@ -17,7 +17,6 @@ from dstrain.errors import MissingFiles, UsageError
 from dstrain.generation.inputs import naming_flags, noticing, parse_arguments
 from dstrain.generation.pipeline_source import PipelineSource, check_used, open_source
 from dstrain.graph import NEGATIVE
-from dstrain.graph.noise_process import EULER
 from dstrain.models import default_device
 from dstrain.models.component_files import named_models
 from dstrain.pipeline import Pipeline, plan_inference
@@ -166,7 +165,7 @@ def description(source: PipelineSource, call: InferenceCall) -> dict[str, str]:
             f"{lora.path.name}:{lora.scale:g}" for lora in source.config.lora
         ),
     }
-    if sampling.sampler != EULER:
+    if spec.samplers:
         about["sampler"] = sampling.sampler
     if sampling.denoising_strength is not None:
         about["denoising_strength"] = f"{sampling.denoising_strength:g}"

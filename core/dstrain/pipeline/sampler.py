@@ -5,6 +5,7 @@ a scheduler of diffusers.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,6 +27,15 @@ from dstrain.lazy import import_name
 from dstrain.pipeline.start_image import STRENGTH
 from dstrain.randomness import digest
 
+PREDICTION_TYPES = MappingProxyType(
+    {
+        "velocity": "flow_prediction",
+        "epsilon": "epsilon",
+        "v": "v_prediction",
+        "x_0": "sample",
+    }
+)
+"""What is predicted -> its name in configurations of diffusers."""
 NOISE_DEVICE = "cpu"
 """Where initial noise is drawn by default: the same numbers on every machine."""
 OnStep = Callable[[int, Tensor], None]
@@ -171,6 +181,11 @@ def diffusers_sampler(name: str, **config: Any) -> MakeSampler:
         process: NoiseProcess, steps: int, tokens: int, generator: torch.Generator
     ) -> Sampler:
         scheduler = import_name("diffusers", name)(**config)
+        predicted = getattr(scheduler.config, "prediction_type", None)
+        if predicted not in (None, PREDICTION_TYPES[process.predicts]):
+            what = f"{name} is of prediction_type {predicted}; expected "
+            what += PREDICTION_TYPES[process.predicts]
+            raise UsageError("sampler", what)
         if steps > TRAIN_TIMESTEPS and not process.is_continuous:
             what = f"is {steps}; {type(process).__name__} has {TRAIN_TIMESTEPS} levels"
             raise UsageError("num_inference_steps", what)

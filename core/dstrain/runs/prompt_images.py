@@ -155,6 +155,8 @@ class Images:
             if isinstance(value, str | int | float)
         }
         described |= kept_options(plan.sampling)
+        if self.setup.spec.samplers:
+            described["sampler"] = plan.sampling.sampler
         config = self.setup.config
         if config.ema_decay is not None:
             described["ema_decay"] = config.ema_decay

@@ -22,6 +22,8 @@ NEAR = 0.05
 """How far a sampler that is told the truth may end from it, for data of about 1: it asks
 at timesteps between those of the table.
 """
+NOISIEST = 2.0
+"""The greatest standard deviation of what a sampler leaves of the noise, which has 1."""
 
 
 def factors(process: NoiseProcess, level: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,7 +56,10 @@ class Noisy(Contract):
             nearest = (timesteps - timestep.flatten()[0]).abs().argmin()
             level = process.table[nearest]
             of_data, of_noise = factors(process, level)
-            return process.target(data, (latents - of_data * data) / of_noise, level)
+            left = (latents - of_data * data) / of_noise
+            # A sampler may come back at its last step from anywhere.
+            assert float(left.std()) < NOISIEST, "it leaves the path from noise to data"
+            return process.target(data, left, level)
 
         for name, make in samplers_of(tested.spec).items():
             end = integrate(

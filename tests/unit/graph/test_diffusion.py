@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DDPMScheduler
 from dstrain import Rng, SampleKey, TimestepSampler, UsageError
+from dstrain.lazy import import_name
 from dstrain.plugin import FlowMatchSchedule
 from dstrain.plugin.noise import Diffusion
 from torch import Tensor
@@ -22,7 +22,7 @@ LEVEL = torch.tensor([0.0, 7.0, 500.0, 998.0])
 def test_mixtures_and_targets_are_those_of_ddpm(
     betas: Any, zero_terminal_snr: bool
 ) -> None:
-    of_diffusers = DDPMScheduler(
+    of_diffusers = import_name("diffusers", "DDPMScheduler")(
         beta_schedule={"cosine": "squaredcos_cap_v2"}.get(betas, betas),
         beta_start=0.00085,
         beta_end=0.012,

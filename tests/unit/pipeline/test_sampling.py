@@ -4,10 +4,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypedDict
 
-import diffusers
 import pytest
 import torch
 from dstrain import Pipeline, Rng, UsageError
+from dstrain.lazy import import_name
 from dstrain.pipeline import plan_inference
 from dstrain.plugin import InferenceOnly, LatentConstraint
 from dstrain.plugin.noise import Diffusion, diffusers_sampler
@@ -196,7 +196,7 @@ def test_a_scheduler_of_diffusers_steps_as_by_hand(pipe: Pipeline) -> None:
     seen = states(pipe, latents=noise, num_inference_steps=4)
     names = ("text_encoder", "tokenizer")
     prompt = encode_prompt("dog", **{name: pipe.components[name] for name in names})
-    scheduler = diffusers.DPMSolverMultistepScheduler(**config)
+    scheduler = import_name("diffusers", "DPMSolverMultistepScheduler")(**config)
     scheduler.set_timesteps(4)
     latents = noise
     for index, timestep in enumerate(scheduler.timesteps):
@@ -213,6 +213,9 @@ def test_a_scheduler_of_diffusers_steps_as_by_hand(pipe: Pipeline) -> None:
     assert torch.equal(one, again) and not torch.equal(one, other)
     with pytest.raises(UsageError, match="calls the denoiser 7 times in 4 steps"):
         states(pipe, sampler="HeunDiscreteScheduler", num_inference_steps=4)
+    wrong = replace(pipe.spec, schedule=Diffusion("epsilon"))
+    with pytest.raises(UsageError, match="v_prediction; expected epsilon"):
+        plan_inference(wrong, {"prompt": "dog"})
     with pytest.raises(UsageError, match="expected DPMSolverMultistepScheduler, DDPM"):
         states(pipe, sampler="euler")
 

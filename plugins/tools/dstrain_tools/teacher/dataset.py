@@ -42,6 +42,7 @@ from dstrain.generation import (
 from dstrain.plugin import (
     Column,
     Constant,
+    FlowMatchSchedule,
     GenerateConfig,
     get_logger,
     progress_bar,
@@ -96,6 +97,10 @@ def generate_dataset(config: GenerateConfig) -> None:
             if name in table.columns:
                 what = f"has a column {name!r}, which is the one to generate"
                 raise UsageError(table.path, what, "remove it")
+        is_flow = isinstance(source.spec.schedule, FlowMatchSchedule)
+        if own.trajectory and not is_flow:
+            what = "follows Euler's rule of flow matching, which this model has not"
+            raise UsageError("--trajectory", what, "leave it out")
         steps = student_steps(table) if own.trajectory else []
         digests = Digests(folder / ".digests.npy")
         # Other samplers' paths are not straight between two of their steps.
@@ -114,7 +119,6 @@ def generate_dataset(config: GenerateConfig) -> None:
         row_files = _row_files(table, columns)
         settings = {**_settings(source, digests), **euler}
         if settings.get("sampler") == EULER:
-            # All had it once, and folders of then do not name it.
             del settings["sampler"]
         _check_settings(folder, settings)
         of_rows = list(zip(*files.values(), strict=True))
@@ -301,14 +305,16 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
             raise UsageError(metadata, what, advice)
         return
     try:
-        before = json.loads(path.read_bytes())
+        # All had it once, and folders of then do not name it.
+        before = {"sampler": EULER, **json.loads(path.read_bytes())}
     except ValueError as error:
         what = f"is damaged, so the settings of the files there are unknown: {error}"
         raise StateError(path, what, advice) from error
+    now = {"sampler": EULER, **settings}
     differences = [
-        f"{name}: existing {before.get(name)}, this run {settings.get(name)}"
-        for name in {**before, **settings}
-        if before.get(name) != settings.get(name)
+        f"{name}: existing {before.get(name)}, this run {now.get(name)}"
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
     ]
     if differences:
         what = "was generated with different settings"

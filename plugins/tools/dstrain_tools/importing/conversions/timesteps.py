@@ -53,7 +53,7 @@ def timesteps(option: str, value: Any, context: Context) -> Result:
 
 def flow_shift(option: str, value: Any, context: Context) -> Result:
     """Take the shift, where the distribution of timesteps uses it."""
-    if str(context.value("timestep_sampling")) in SHIFTED:
+    if str(context.value("timestep_sampling", "sigma")) in SHIFTED:
         return Result({option: as_number(value)})
     return Result(note="acts only with timestep_sampling shift or sigma")
 
@@ -70,10 +70,11 @@ def logit_number(option: str, value: Any, context: Context) -> Result:
     has less noise.
     """
     scheme = str(context.value("weighting_scheme"))
-    if (str(context.value("timestep_sampling")), scheme) != ("sigma", "logit_normal"):
+    drawn = str(context.value("timestep_sampling", "sigma"))
+    if (drawn, scheme) != ("sigma", "logit_normal"):
         return Result(note="acts only with weighting_scheme logit_normal")
     number = as_number(value)
-    return Result({option: -number if option == "timestep_mean" else number})
+    return Result({option: 0.0 - number if option == "timestep_mean" else number})
 
 
 def timestep_type(option: str, value: Any, context: Context) -> Result:
