@@ -20,13 +20,13 @@ MEANT = {
     "output_dir": "output_path",
     "rank": "lora_rank",
     "gradient_checkpointing": "use_gradient_checkpointing",
-    "timestep": "timestep_sampling",
     "num_train_epochs": "num_epochs",
     # the most similar name, though not the one that is meant
     "data_path": "dataset_repeat",
     "resume_from": "resume",
     "vae_path": "model_paths",
     "ema": "ema_decay",
+    "timestep": "timestep_std",
     # nothing that is similar
     **dict.fromkeys(("use", "path", "token", "-", "zzz"), ""),
 }

@@ -14,7 +14,7 @@ from dstrain.testing.rows import inputs, usual_size
 from dstrain.testing.trained_sets import trained_sets
 
 STEPS = 8
-LEAST = 0.1
+LEAST = 0.15
 """What is left of the data at the noisiest level is below this, and so is the noise at the
 least noisy one.
 """
