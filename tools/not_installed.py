@@ -18,6 +18,8 @@ from dstrain.config.fields import own_flags
 from dstrain.installed import ABSENT
 
 ROOT = Path(__file__).parents[1]
+WIDTH = 88
+"""Of a line, about."""
 
 
 def added(folder: Path) -> dict[str, dict[str, Any]]:
@@ -52,8 +54,20 @@ def added(folder: Path) -> dict[str, dict[str, Any]]:
 def table() -> str:
     """Return the table as JSON."""
     folders = sorted(one.parent for one in ROOT.glob("plugins/*/pyproject.toml"))
-    found = {one.name: added(one) for one in folders}
-    return json.dumps(found, indent=1, sort_keys=True) + "\n"
+    return as_json({one.name: added(one) for one in folders}) + "\n"
+
+
+def as_json(value: Any, indent: str = "") -> str:
+    """Return JSON with sorted keys, an object on one line where it fits."""
+    line = json.dumps(value, sort_keys=True)
+    if not isinstance(value, dict) or len(indent) + len(line) < WIDTH:
+        return line
+    inner = f"{indent} "
+    entries = [
+        f"{inner}{json.dumps(key)}: {as_json(one, inner)}"
+        for key, one in sorted(value.items())
+    ]
+    return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
 
 
 def main() -> None:

@@ -155,7 +155,7 @@ def arguments(
     return {
         **wanted,
         "num_inference_steps": STEPS,
-        "guidance_scale": 4.0 if guided else 1.0,
+        "guidance_scale": 4.0 if guided else spec.no_guidance,
         "seed": 5,
     }
 
