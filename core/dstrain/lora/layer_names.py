@@ -100,9 +100,8 @@ def matching_names(patterns: Iterable[str], names: Collection[str]) -> list[str]
 
 def unused_layers(patterns: Iterable[str], names: Collection[str]) -> frozenset[str]:
     """Return the layers that no loss reaches, given the names of all parameters."""
-    unused = matching_names(patterns, names)
-    layers = (name.removesuffix(".weight") for name in unused)
-    return frozenset(name for name in layers if f"{name}.weight" in unused)
+    found = fnmatch.filter(matching_names(patterns, names), "*.weight")
+    return frozenset(name.removesuffix(".weight") for name in found)
 
 
 def is_target(layer: str, pattern: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.console import get_logger
-from dstrain.errors import StateError, SystemFault, UsageError
+from dstrain.errors import StateError, SystemFault, reading
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import NATIVE, Config, Shapes, fits, shapes_of
 from dstrain.models.hub import RECORD, ModelSource, fetch
@@ -202,14 +202,8 @@ def _in_own_terms(
 
 
 def _read_json(path: Path) -> Config:
-    try:
+    with reading(path):
         config: Config = json.loads(read_limited(path))
-    except UsageError as error:
-        raise StateError(path, error.what) from error
-    except RecursionError as error:
-        raise StateError(path, "cannot be read: nested too deeply") from error
-    except (OSError, ValueError) as error:
-        raise StateError(path, f"cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise StateError(path, "is not the configuration of a network: no JSON object")
     return config

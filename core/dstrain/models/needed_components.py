@@ -57,20 +57,19 @@ def find(
     known = list(by_name.values())
     wanted = tuple(components)
     files = assign(configs, _usable(known, among), wanted, absent)
-    absent_here = [name for name in wanted if name not in files]
-    lacking = [name for name in absent_here if not by_name[name].is_folder]
+    weighty = (name for name in wanted if not by_name[name].is_folder)
+    lacking = [name for name in weighty if name not in files]
     if lacking and not absent:  # else they may be its files
         what = "no model files for this on the command line"
         advice = "add them to --model_paths, or name a whole model with --model_id"
         raise StateError(", ".join(lacking), what, advice)
-    published = [config for config in configs if config.model_id]
+    source = next((config for config in configs if config.model_id), None)
     roots: list[Path] = []
     for part in files.values():
         roots += [part.folder.parent, part.folder]
     for name in wanted:
         if name in files or not by_name[name].is_folder:
             continue
-        source = published[0] if published else None
         hub = configs[0].hub if configs else None
         default = family.default_ids.get(name, "")
         try:
@@ -133,9 +132,9 @@ def find_folder(
     SystemFault if a hub fails.
     """
     published: list[ModelConfig] = []
-    if source is not None:
+    if source:
         for folder in component.folders:
-            published.append(replace(source, origin_file_pattern=f"{folder}/"))
+            published += [replace(source, origin_file_pattern=f"{folder}/")]
     if default:
         model_id, _, pattern = default.partition(":")
         published.append(ModelConfig(None, model_id, pattern, hub=hub))

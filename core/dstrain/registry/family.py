@@ -172,9 +172,7 @@ class ModelFamily:
         """Return the model ids that the record knows, and patterns of further ones, each with
         its variant, or '' where the id does not tell it.
         """
-        known = {}
-        for model_id in self.model_files:
-            known[model_id] = ", ".join(self.variants_of(model_id))
+        known = {one: ", ".join(self.variants_of(one)) for one in self.model_files}
         for variant, patterns in self.model_ids.items():
             for pattern in patterns:
                 if not any(fnmatchcase(one, pattern) for one in self.model_files):

@@ -1,5 +1,6 @@
 """Tests of training: split equivalence, gradients, batches, precision."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -93,8 +94,10 @@ class Trainable(Contract):
         names = {f"{component}.{name}" for name, _ in network.named_parameters()}
         assert names - reached == set(split.run.module.trained.unused_parameters)
         for pattern in tested.spec.unused_parameters.get(component, ()):
-            anywhere = f"{component}.{pattern.replace('{last}', '*')}"
-            assert any(fnmatchcase(name, anywhere) for name in names), (
+            # A toy may be too small to have the blocks that the published model numbers,
+            # and have tied weights where another model's are apart.
+            anywhere = re.sub("{last}|[0-9]+", "*", pattern)
+            assert any(fnmatchcase(name, anywhere) for name in network.state_dict()), (
                 f"{pattern} names no parameter"
             )
 

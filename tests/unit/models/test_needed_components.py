@@ -116,13 +116,22 @@ def test_the_tokenizers_flag_reaches_the_run(here: Path) -> None:
     shutil.rmtree("models")
     with pytest.raises(StateError, match="tokenizer"):
         train(here, max_steps=1)
+    # It is a folder, or one of a published model.
+    published = Path("models/Other/One/words")
+    shutil.copytree("words", published)
     made = []
-    for offset in (7, 8):
-        Path("words/vocabulary.json").write_text(json.dumps({"offset": offset}))
-        flags: dict[str, Any] = {"family_options": {"tokenizer_path": "words"}}
-        flags |= {"output_path": here / str(offset), "max_steps": 3}
+    for offset, place, flag in (
+        (7, Path("words"), "words"),
+        (8, Path("words"), "words"),
+        (8, published, "Other/One:words/"),
+    ):
+        text = json.dumps({"offset": offset})
+        (place / "vocabulary.json").write_text(text)
+        flags: dict[str, Any] = {"family_options": {"tokenizer_path": flag}}
+        flags |= {"output_path": here / str(len(made)), "max_steps": 3}
         made.append(files(train(here, **flags)))
-    assert not same(*made)
+    assert not same(*made[:2])
+    assert same(*made[1:])
 
 
 @pytest.mark.parametrize("by_id", [True, False])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from os.path import exists
 
 from dstrain.config import parse_model_paths, parse_origins
 from dstrain.config.options import Hub, ModelChoice
@@ -48,7 +49,9 @@ def model_configs(
             entries = {option.field: True}
             found.append(ModelConfig(component=option.component, entries=entries))
         elif value and option.component:
-            found.append(ModelConfig(value, component=option.component, hub=hub))
+            is_here = ":" not in value or exists(value)
+            files = ModelConfig(value, hub=hub) if is_here else _origins(value, hub)[0]
+            found.append(replace(files, component=option.component))
     return tuple(found)
 
 
@@ -70,15 +73,19 @@ def named_files(
     paths = [
         ModelConfig(paths, hub=hub) for paths in parse_model_paths(config.model_paths)
     ]
-    origins = [
-        ModelConfig(None, name, pattern, revision=revision, hub=hub)
-        for name, pattern, revision in parse_origins(config.model_id_with_origin_paths)
-    ]
+    origins = _origins(config.model_id_with_origin_paths, hub)
     if config.model_id is None:
         return (*paths, *origins)
     parts = parts_of(config.model_id, family, hub)
     kept = without_replaced(parts, [*paths, *origins], family)
     return (*paths, *kept, *origins)
+
+
+def _origins(text: str | None, hub: Hub | None) -> list[ModelConfig]:
+    return [
+        ModelConfig(None, name, pattern, revision=revision, hub=hub)
+        for name, pattern, revision in parse_origins(text)
+    ]
 
 
 def parts_of(value: str, family: ModelFamily, hub: Hub | None) -> list[Part]:
