@@ -47,7 +47,7 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INFO = re.compile(
     r"sh|sh exit=\d+|sh no-test \(\w.*\)|python|python file=\S+|(?:csv|toml) file=\S+|text|text output"
 )
-FAMILIES = ("flux", "qwen_image", "wan", "z_image")
+FAMILIES = ("flux", "flux2", "qwen_image", "wan", "z_image")
 NOT_RUN = 7
 """Blocks that may be marked no-test, in all pages together: those that install,
 download or run everything.
@@ -312,6 +312,7 @@ LONG = frozenset(
     for name in (
         "distillation",
         "families/flux",
+        "families/flux2",
         "families/qwen_image",
         "families/wan",
         "lora-files",
