@@ -24,10 +24,13 @@ class TensorSlice(NamedTuple):
     name: str
     start: int = 0
     stop: int | None = None
+    transposed: bool = False
+    """Whether the file has the matrix transposed."""
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return a view of these rows; a tensor without axes is always whole."""
-        return tensor[self.start : self.stop] if tensor.ndim else tensor
+        rows = tensor.T if self.transposed else tensor
+        return rows[self.start : self.stop] if tensor.ndim else tensor
 
 
 class KeyMap(NamedTuple):
@@ -49,11 +52,13 @@ class KeyMap(NamedTuple):
     """The part after the last one."""
     parts: int = 1
     """The number of equal parts."""
+    transposed: bool = False
+    """Whether the file has the matrix transposed, as a whole."""
 
     def slice_of(self, name: str, shape: Shape) -> TensorSlice:
         """Return the rows of a tensor in the file that this line is about."""
         if self.parts == 1:
-            return TensorSlice(name)
+            return TensorSlice(name, transposed=self.transposed)
         rows = shape[0]
         start = self.start * rows // self.parts
         stop = self.stop * rows // self.parts
@@ -77,21 +82,19 @@ class CheckpointFormat:
     ignored: tuple[str, ...] = ()
     """Patterns of keys that the network has no use for."""
     configuration: Callable[[Config, Shapes], Config | None] | None = None
-    """(config.json of this format's publisher, the network's shapes or {}) -> the
-    configuration in the network's terms; None for another component's config.json.
-    Without it, config.json beside such files is another component's."""
+    """(config.json of its publisher, the network's shapes or {}) -> the configuration in the
+    network's terms; None for another component's, of which it is without this function."""
     source: str = ""
     """Where the keys are from."""
     implies: tuple[tuple[str, Any], ...] = ()
-    """Entries of the configuration that such files have, which override config.json and
-    shapes: a key may be nothing but a mark."""
+    """Entries of the configuration of such files, which override others: a key may be a
+    mark."""
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Return the keys that say nothing but what such files imply."""
-        if not self.implies:
-            return ()
-        return tuple(name for name in self.key_patterns if name in self.ignored)
+        found = (name for name in self.key_patterns if name in self.ignored)
+        return tuple(found) if self.implies else ()
 
     def convert(self, shapes: Shapes) -> dict[str, tuple[TensorSlice, ...]]:
         """Return the parts of each of the network's weights, to be joined along the
@@ -212,13 +215,9 @@ def _pattern(template: str) -> re.Pattern[str]:
 def _filled(template: str, hit: re.Match[str]) -> str:
     """Return the template with the numbers of the hit, and what follows it there."""
     *numbers, rest = hit.groups()
-    name = template
     for number in numbers:
-        name = name.replace("*", number, 1)
-    rest = rest.removeprefix(".")
-    if not name or not rest:
-        return name or rest
-    return f"{name}.{rest}"
+        template = template.replace("*", number, 1)
+    return ".".join(filter(None, [template, rest.removeprefix(".")]))
 
 
 def checkpoint_shapes(
@@ -228,12 +227,13 @@ def checkpoint_shapes(
     found: dict[str, Shape] = {}
     for ours, shape in shapes.items():
         name = checkpoint_format.original(ours)
-        if not shape:
-            found[name] = ()
-            continue
         # The file may have several weights as one, with the rows of all.
-        before = found.get(name) or (0,)
-        found[name] = (before[0] + shape[0], *shape[1:])
+        rows = sum(one[0] for one in (found.get(name), shape) if one)
+        found[name] = (rows, *shape[1:]) if shape else ()
+    for parts in checkpoint_format.convert(found).values():
+        for part in parts:
+            if part.transposed:
+                found[part.name] = found[part.name][::-1]
     return found
 
 
@@ -261,11 +261,11 @@ def from_checkpoint(
     checkpoint_format: CheckpointFormat, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return a network's state dict from the tensors of a file of this format."""
-    state = {}
-    for ours, parts in checkpoint_format.convert(shapes_of(weights)).items():
-        slices = [part.of(weights[part.name]) for part in parts]
-        state[ours] = join(slices)
-    return state
+    own = checkpoint_format.convert(shapes_of(weights))
+    return {
+        ours: join([part.of(weights[part.name]) for part in parts])
+        for ours, parts in own.items()
+    }
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> dict[str, Shape]:

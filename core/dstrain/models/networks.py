@@ -104,8 +104,17 @@ class TransformersNetwork:
         get_conversions = import_name(module, "get_model_conversion_mapping")
         network = load_network(partial(self.build, configuration), files, dtype, place)
         # As transformers' own loader does, so that what is saved has the published
-        # names.
-        network._weight_conversions = get_conversions(network, add_legacy=False)
+        # names; a prefix that the network's own names have was not removed.
+        own = list(network.state_dict())
+        conversions: Any = [
+            one
+            for one in get_conversions(network, add_legacy=False)
+            if not any(
+                name.startswith(f"{getattr(one, 'prefix_to_remove', None)}.")
+                for name in own
+            )
+        ]
+        network._weight_conversions = conversions
         return network
 
     def build(self, configuration: Any) -> nn.Module:

@@ -100,17 +100,15 @@ class Weights:
         return join(values)
 
     def _joined_shape(self, parts: Sequence[TensorSlice]) -> Shape:
-        shapes = [self.tensors[part.name].shape for part in parts]
-        if shapes == [()]:
-            return ()
-        if () in shapes or len({shape[1:] for shape in shapes}) > 1:
+        tensors = [self.tensors[part.name] for part in parts]
+        empty = (torch.empty(one.shape, device="meta") for one in tensors)
+        slices = [part.of(one) for part, one in zip(parts, empty, strict=True)]
+        try:
+            return tuple(join(slices).shape)
+        except RuntimeError as error:
             names = ", ".join(part.name for part in parts)
-            where = self.tensors[parts[0].name].path
-            raise StateError(where, f"{names}: parts of one weight differ in shape")
-        rows = 0
-        for part, shape in zip(parts, shapes, strict=True):
-            rows += len(range(*slice(part.start, part.stop).indices(shape[0])))
-        return (rows, *shapes[0][1:])
+            what = f"{names}: parts of one weight differ in shape"
+            raise StateError(tensors[0].path, what) from error
 
 
 def recognize(
@@ -145,7 +143,12 @@ def recognize(
             what = f"matches {_names(fitting)} equally well; {its_names}"
             raise StateError(where, what)
     prefixes = tuple(part.prefix for part in found)
-    others = [name for name in names if not name.startswith(prefixes)]
+    others = [
+        name
+        for name in names
+        if not name.startswith(prefixes)
+        and not any(part.checkpoint_format.ignores(name) for part in found)
+    ]
     if others:
         these = _names(c for fitting in found.values() for c in fitting)
         what = f"{len(others)} of its names belong to none of {these}"

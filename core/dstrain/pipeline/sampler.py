@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dstrain.console import silenced
 from dstrain.errors import UsageError
 from dstrain.graph import ConstrainLatents, PipelineSpec
 from dstrain.graph.noise_process import (
@@ -195,7 +196,8 @@ def diffusers_sampler(name: str, **config: Any) -> MakeSampler:
         ):
             given["mu"] = process.mu(tokens)
         try:
-            scheduler.set_timesteps(steps, **given)
+            with silenced():  # numpy's deprecations
+                scheduler.set_timesteps(steps, **given)
         except ValueError as error:
             raise UsageError("num_inference_steps", f"{name}: {error}") from error
         calls = len(scheduler.timesteps)

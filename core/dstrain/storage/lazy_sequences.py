@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +22,7 @@ class Chosen(Sequence[Any]):
         """Return how many there are."""
         return len(self.numbers)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Chosen": ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Return one of them, or those of a slice."""
         if isinstance(index, slice):
             return Chosen(self.values, self.numbers[index])
@@ -45,11 +41,7 @@ class Joined(Sequence[Any]):
         """Return how many values there are."""
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Chosen: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Return one of them, or those of a slice."""
         if isinstance(index, slice):
             return Chosen(self, range(len(self))[index])

@@ -8,7 +8,7 @@ import weakref
 from array import array
 from collections.abc import Iterator, Sequence
 from multiprocessing import reduction
-from typing import Any, overload
+from typing import Any
 
 from dstrain.errors import SystemFault
 from dstrain.storage.columns import BATCH_ROWS
@@ -47,11 +47,7 @@ class Spool(Sequence[Any]):
         """Return the number of values."""
         return len(self._ends) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Return a value, or the list of those of a slice."""
         if isinstance(index, slice):
             return [self[number] for number in range(len(self))[index]]

@@ -150,7 +150,7 @@ def parameter_rows(
     for name, pieces in checkpoint_format.convert(stored).items():
         offset = 0
         for piece in pieces:
-            if not stored[piece.name]:
+            if not stored[piece.name] or piece.transposed:
                 continue
             height = stored[piece.name][0]
             start, stop, _ = slice(piece.start, piece.stop).indices(height)

@@ -32,7 +32,7 @@ def test_the_longest_row_that_knows_a_name_says_what_it_is() -> None:
         "x": (1,),
     }
     found = LAYOUT.convert({**shapes, "log.scale": ()})
-    assert found == {
+    assert {own: tuple(one[:3] for one in parts) for own, parts in found.items()} == {
         "layers.3.mix.7.q.weight": ((fused, 0, 2),),
         "layers.3.mix.7.k.weight": ((fused, 2, 4),),
         "layers.3.mix.7.v.weight": ((fused, 4, 6),),
@@ -64,6 +64,18 @@ KEY_MAPS = {
         "lora": [{"program": "diffsynth", "format": "other"}],
     }
 }
+
+
+def test_a_file_may_have_a_matrix_transposed(tmp_path: Path) -> None:
+    fields = {"rows": [["out.weight", "projection", 0, 1, 1, True]]}
+    table = {"head": {"formats": {"old": {"key_patterns": ["projection"], **fields}}}}
+    file = tmp_path / "maps.json"
+    file.write_text(json.dumps(table))
+    (layout,) = read_key_maps(file)["head"]["formats"]
+    weight = torch.randn(2, 3)
+    old = to_checkpoint(layout, {"out.weight": weight})
+    assert torch.equal(old["projection"], weight.T)
+    assert torch.equal(from_checkpoint(layout, old)["out.weight"], weight)
 
 
 def test_a_mark_is_written_where_a_format_implies_something() -> None:

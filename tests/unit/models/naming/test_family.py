@@ -10,6 +10,7 @@ from dstrain import StateError, UsageError
 from dstrain.cli.main import main
 from dstrain.errors import MissingFiles
 from dstrain.installed import installed
+from dstrain.models import components_of
 from dstrain.models.naming import family_of
 from dstrain.registry import load_family
 from safetensors.torch import save_file
@@ -38,7 +39,8 @@ def test_a_toy_of_each_family_is_told_whole_and_by_its_denoiser_alone(
     family = load_family(name)
     family.load("toy")(tmp_path, family.variants[0], 0)
     (tmp_path / "model_index.json").unlink(missing_ok=True)
-    assert named(tmp_path) == named(tmp_path / "transformer") == name
+    denoiser = components_of(family)[family.default_trainable].folder
+    assert named(tmp_path) == named(tmp_path / denoiser) == name
 
 
 def test_an_unlisted_id_names_the_nearest_and_what_to_type() -> None:
