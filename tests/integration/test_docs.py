@@ -47,7 +47,7 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INFO = re.compile(
     r"sh|sh exit=\d+|sh no-test \(\w.*\)|python|python file=\S+|(?:csv|toml) file=\S+|text|text output"
 )
-FAMILIES = ("flux", "flux2", "qwen_image", "wan", "z_image")
+FAMILIES = ("flux", "flux2", "qwen_image", "sdxl", "wan", "z_image")
 NOT_RUN = 7
 """Blocks that may be marked no-test, in all pages together: those that install,
 download or run everything.

@@ -23,7 +23,9 @@ MUTABLE_CALLS = frozenset(
     }
 )
 DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
-FAMILIES = re.compile(r"(?i:qwen)|(?<![A-Za-z])(?:flux|Flux|FLUX|wan|Wan|WAN)(?![a-z])")
+FAMILIES = re.compile(
+    r"(?i:qwen|sdxl)|(?<![A-Za-z])(?:flux|Flux|FLUX|wan|Wan|WAN)(?![a-z])"
+)
 Checker = Callable[[str], Iterator[str]]
 
 
@@ -113,7 +115,7 @@ def family_layers(source: str) -> Iterator[str]:
 
 @cache
 def special_layers() -> frozenset[object]:
-    families = ("flux", "qwen_image", "wan")
+    families = ("flux", "qwen_image", "sdxl", "wan")
     known = [
         one for name in families for one in components_of(load_family(name)).values()
     ]

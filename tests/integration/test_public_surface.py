@@ -54,7 +54,7 @@ HOOKS = """
     dstrain_keepers dstrain_rows dstrain_tasks dstrain_updater
 """
 LAZY = ("dstrain", "dstrain.plugin")
-FAMILIES = ("flux", "flux2", "qwen_image", "wan", "z_image")
+FAMILIES = ("flux", "flux2", "qwen_image", "sdxl", "wan", "z_image")
 
 
 @pytest.mark.parametrize("module", PUBLIC)

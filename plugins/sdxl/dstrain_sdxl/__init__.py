@@ -1,0 +1,74 @@
+"""Stable Diffusion XL for dstrain: the record by which the family is found; importing it
+imports no torch.
+"""
+
+from dstrain.plugin import ModelFamily, Option
+
+# What kohya's scripts train: the linear layers of the attention blocks.
+UNET_LORA_TARGETS = (
+    *("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
+    *("attentions.*.proj_in", "attentions.*.proj_out"),
+)
+CLIP_LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
+
+BASE = "stabilityai/stable-diffusion-xl-base-1.0"
+NOOB_V = "Laxhar/noobai-XL-Vpred-1.0"
+INPAINT = "diffusers/stable-diffusion-xl-1.0-inpainting-0.1"
+FILES = {
+    "unet": "unet/diffusion_pytorch_model.safetensors",
+    "text_encoder": "text_encoder/model.safetensors",
+    "text_encoder_2": "text_encoder_2/model.safetensors",
+    "vae": "vae/diffusion_pytorch_model.safetensors",
+}
+
+MODEL = ModelFamily(
+    api=2,
+    name="sdxl",
+    pipelines="dstrain_sdxl.pipeline:PIPELINES",
+    components="dstrain_sdxl.components:COMPONENTS",
+    toy="dstrain_sdxl.toy:write",
+    variants=("base",),
+    default_trainable="unet",
+    lora_targets={
+        "unet": UNET_LORA_TARGETS,
+        "text_encoder": CLIP_LORA_TARGETS,
+        "text_encoder_2": CLIP_LORA_TARGETS,
+    },
+    lora_prefixes={
+        "unet": "unet",
+        "text_encoder": "text_encoder",
+        "text_encoder_2": "text_encoder_2",
+    },
+    model_ids={"base": (BASE,)},
+    model_files={BASE: FILES},
+    pipeline_classes=(
+        "StableDiffusionXLPipeline",
+        "StableDiffusionXLImg2ImgPipeline",
+        "StableDiffusionXLInpaintPipeline",
+    ),
+    default_ids={
+        "tokenizer": f"{BASE}:tokenizer/",
+        "tokenizer_2": f"{BASE}:tokenizer_2/",
+    },
+    options=(
+        Option(
+            "tokenizer_path",
+            "Folder of the first text encoder's tokenizer. Defaults to that of stable-diffusion-xl-base-1.0.",
+            "tokenizer",
+        ),
+        Option(
+            "tokenizer_2_path",
+            "Folder of the second text encoder's tokenizer. Defaults to that of stable-diffusion-xl-base-1.0.",
+            "tokenizer_2",
+        ),
+        Option(
+            "clip_skip",
+            "Layer of both text encoders that is used; 1 is the last. Defaults to 2, as SDXL was trained.",
+        ),
+        Option(
+            "align_to_opensource_format",
+            "Save the U-Net's LoRA with kohya's key names, instead of diffusers'.",
+            saves="kohya",
+        ),
+    ),
+)
