@@ -128,10 +128,9 @@ def _check_trainables(config: TrainConfig) -> None:
     parse_ranks(config.lora_rank)
     parse_alphas(config.lora_alpha)
     trained = {name.partition(".")[0] for name in split_commas(config.trainable_models)}
-    if config.lora_base_model in trained:
-        what = f"{config.lora_base_model} is also in --trainable_models"
-        reason = "a component is trained either in full or with LoRA"
-        raise UsageError("--lora_base_model", f"{what}; {reason}")
+    if both := trained & {*split_commas(config.lora_base_model)}:
+        what = f"{min(both)} is also in --trainable_models"
+        raise UsageError("--lora_base_model", what, "train it in full, or with LoRA")
     if trained and config.lora_base_model is None:
         for flag in changed(config, "LoRA"):
             raise UsageError(

@@ -6,7 +6,7 @@ y = W x + (alpha / rank) B A x.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
@@ -14,9 +14,6 @@ from torch import Tensor
 
 from dstrain.config.numbers import parse_alphas, parse_ranks
 from dstrain.config.options import DEFAULT_RANK, LoraOptions
-
-EARLIER = MappingProxyType({"ranks": (), "alphas": (), "type": "lora", "dropout": 0.0})
-"""Fields of a LoraConfig that were added later -> what all layers had before."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class LoraConfig:
             component,
             targets,
             rank,
-            alpha if alpha is None else float(alpha),
+            alpha,
             tuple(ranks.items()),
             tuple(alphas.items()),
             options.lora_type,
@@ -72,12 +69,12 @@ class LoraConfig:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Return what decides the layers, without later fields that are as ever."""
+        """Return what decides the layers, without what is at its default."""
         found = asdict(self)
         found |= dict(found.pop("settings"))
-        for name, earlier in EARLIER.items():
-            if found[name] == earlier:
-                del found[name]
+        for one in fields(self):
+            if found.get(one.name) == one.default:
+                del found[one.name]
         return found
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dstrain.config import LoraFile, parse_lora
+from dstrain.config import parse_lora
 from dstrain.errors import UsageError
 from dstrain.graph import Plan
 from dstrain.graph.keepers import WITH_LORA
@@ -34,8 +34,7 @@ def load_module(
     read. With a division, of what is trained this process's rows are kept.
     """
     config = setup.config
-    found, loras = initial_weights(setup, found)
-    files = [LoraFile(path) for path in loras]
+    found, files = initial_weights(setup, found)
     if config.lora_checkpoint is not None:
         file = parse_lora(str(config.lora_checkpoint)).of(setup.spec.components)
         check_lora_file(file.path)

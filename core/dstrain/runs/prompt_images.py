@@ -55,11 +55,6 @@ class Images:
         """Return the rows, by number."""
         return [plan.row for plan in self.plans]
 
-    @property
-    def are_videos(self) -> bool:
-        """Return whether videos are made."""
-        return self.setup.spec.makes_video
-
     def steps(self, number: int) -> int:
         """Return the steps that the sampler takes for a row."""
         return self.plans[number].sampling.num_inference_steps

@@ -8,7 +8,7 @@ from torch import nn
 
 from dstrain.config import LoraFile, split_commas
 from dstrain.config.options import LoraOptions
-from dstrain.errors import UsageError, nearest
+from dstrain.errors import StateError, UsageError, nearest
 from dstrain.lora import (
     LoraConfig,
     Trainables,
@@ -64,25 +64,24 @@ def trainables_of(
     installed.
     """
     full = split_commas(trainable_models)
-    component = options.lora_base_model or ("" if full else family.default_trainable)
-    if not component:
-        return Trainables(full)
-    targets = split_commas(options.lora_target_modules) or family.lora_targets.get(
-        component
-    )
-    if not targets:
-        raise UsageError(
-            "--lora_target_modules",
-            f"is required: {family.name} has no default targets for {component!r}",
-            f"it has targets for {', '.join(family.lora_targets)}",
-        )
+    usual = "" if full else family.default_trainable
     kind = type_named(options.lora_type)
     if options.lora_dropout and not kind.dropout:
         what = f"{kind.name} has no dropout of its input"
         raise UsageError("--lora_dropout", what, "leave it out, or train lora")
-    with kind.naming:
-        lora = LoraConfig.of(options, component, tuple(targets), kind.settings(options))
-    return Trainables(full, (lora,))
+    given, lora = split_commas(options.lora_target_modules), []
+    for component in dict.fromkeys(split_commas(options.lora_base_model or usual)):
+        targets = given or family.lora_targets.get(component)
+        if not targets:
+            raise UsageError(
+                "--lora_target_modules",
+                f"is required: {family.name} has no default targets for {component!r}",
+                f"it has targets for {', '.join(family.lora_targets)}",
+            )
+        with kind.naming:
+            settings = kind.settings(options)
+        lora.append(LoraConfig.of(options, component, tuple(targets), settings))
+    return Trainables(full, tuple(lora))
 
 
 def start_from_lora(
@@ -93,33 +92,39 @@ def start_from_lora(
     Logs a warning for what it was trained with that differs here, unless the pipeline
     has no weights. Raises StateError unless every key, rank and alpha fits.
     """
-    path = file.path
-    patterns = pipeline.spec.unused_parameters
-    for component in trained:
-        network = pipeline.components[component]
-        shapes = base_shapes(network)
-        unused = unused_layers(patterns.get(component, ()), shapes)
-        own = replace(file, component=component)
-        for lora in read_lora(own, pipeline.family, {component: shapes}, patterns):
-            lora.refuse_merged(path, "training cannot start from")
-            if not next(network.parameters()).is_meta:
-                files = pipeline.files.get(component)
-                log_differences(lora, path, pipeline.spec.variant, files)
-            layers = lora.trained_layers(path)
-            load_layers(lora_layers(network), layers, path, unused)
+    path, patterns = file.path, pipeline.spec.unused_parameters
+    shapes = {name: base_shapes(pipeline.components[name]) for name in trained}
+    if len(shapes) == 1:
+        file = replace(file, component=min(shapes))
+    loras = read_lora(file, pipeline.family, shapes, patterns)
+    missing = trained.keys() - {lora.component for lora in loras}
+    if missing and not file.component:
+        raise StateError(path, f"has no layers for {', '.join(sorted(missing))}")
+    for lora in loras:
+        network = pipeline.components[lora.component]
+        lora.refuse_merged(path, "training cannot start from")
+        if not next(network.parameters()).is_meta:
+            files = pipeline.files.get(lora.component)
+            log_differences(lora, path, pipeline.spec.variant, files)
+        own = patterns.get(lora.component, ())
+        unused = unused_layers(own, shapes[lora.component])
+        load_layers(lora_layers(network), lora.trained_layers(path), path, unused)
 
 
 def check_start(file: LoraFile, trained: Collection[str]) -> None:
     """Refuse what a file to start from cannot have: a scale, which training would not
     know of, and a component without LoRA layers in training; raises UsageError.
     """
-    flag = "--lora_checkpoint"
     if file.scale != 1:
         what = f"has no scale, but {file} has {file.scale:g}"
-        raise UsageError(flag, what, "training starts from the layers as they are")
+        raise UsageError(
+            "--lora_checkpoint", what, "training starts from the layers as they are"
+        )
     if file.component and file.component not in trained:
         what = f"is for {file.component}, but LoRA on {', '.join(trained)} is trained"
-        raise UsageError(flag, what, f"give --lora_base_model {file.component}")
+        raise UsageError(
+            "--lora_checkpoint", what, f"give --lora_base_model {file.component}"
+        )
 
 
 def prepare_trainables(
@@ -150,8 +155,9 @@ def prepare_trainables(
     for component in trainables.components:
         network = pipeline.components[component]
         named = dict(network.named_parameters())
-        patterns = pipeline.spec.unused_parameters.get(component, ())
-        unused = matching_names(patterns, named)
+        unused = matching_names(
+            pipeline.spec.unused_parameters.get(component, ()), named
+        )
         for name, parameter in named.items():
             if not parameter.requires_grad:
                 continue
@@ -182,7 +188,8 @@ def _part(pipeline: Pipeline, name: str) -> nn.Module:
     if isinstance(module, nn.Module):
         parts = dict(module.named_modules())
     if path not in parts:
-        hint = nearest(path, parts)
-        what = f"{name!r} is not a loaded network or a part of one{hint}"
+        what = (
+            f"{name!r} is not a loaded network or a part of one{nearest(path, parts)}"
+        )
         raise UsageError("--trainable_models", what)
     return parts[path]

@@ -132,7 +132,7 @@ class Previews(Observer):
         images, output = run.images, run.folder
         if images is None or output is None:
             return
-        suffix = "mp4" if images.are_videos else "png"
+        suffix = "mp4" if images.setup.spec.makes_video else "png"
         missing: dict[str, tuple[int, int]] = {}
         try:
             self._record(images, output, run.step)

@@ -66,7 +66,7 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("model_id", "", {"toy": False, "model_paths": "[]"}),
     ("model_id", "", {"toy": False, "model_id": " "}),
     ("lora_base_model", "dit", {"trainable_models": "dit", "lora_base_model": "dit"}),
-    ("lora_base_model", "dit", {"trainable_models": "dit.blocks.3", "lora_base_model": "dit"}),
+    ("lora_base_model", "dit", {"trainable_models": "dit.blocks.3", "lora_base_model": "vae,dit"}),
     ("lora_rank", "--trainable_models", {"trainable_models": "dit", "lora_rank": 8}),
     ("lora_alpha", "--trainable_models", {"trainable_models": "dit", "lora_alpha": 8.0}),
     ("loraplus_lr_ratio", "--trainable_models", {"trainable_models": "dit", "loraplus_lr_ratio": 2.0}),

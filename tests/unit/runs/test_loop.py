@@ -13,7 +13,7 @@ import torch
 from dstrain import Batch, Diverged, StateError, TrainingModule, UsageError, run
 from dstrain.cache.in_use import readers
 from dstrain.runs.loop import steps
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.support.runs import (
@@ -309,6 +309,32 @@ def test_lora_training_continues_from_its_file(here: Path, tmp_path: Path) -> No
         with pytest.raises(kind) as caught:
             training_run(config(here, lora_checkpoint=Path(text), **flags))
         assert named in str(caught.value)
+
+
+def test_loras_of_several_components_continue_from_one_file_or_from_their_own(
+    here: Path, tmp_path: Path
+) -> None:
+    flags = {"lora_base_model": "text_encoder,dit", "num_epochs": 1}
+    first = train(here, output_path=tmp_path / "first", **flags)
+    paths = [first / f"epoch-0.{name}.safetensors" for name in ("dit", "text_encoder")]
+    joined, part = tmp_path / "joined.safetensors", tmp_path / "part.safetensors"
+    save_file(load_file(paths[0]) | load_file(paths[1]), joined)
+    save_file(load_file(paths[0]), part)
+    both = ",".join(map(str, paths))
+    states = []
+    for start in (
+        {"lora_checkpoint": Path(f"{joined}@alpha=rank")},
+        {"resume_from_checkpoint": both},
+    ):
+        ready = training_run(config(here, **start, **flags))
+        states.append(dict(ready.module.trained.parameters))
+    assert same(*states)
+    sums = {name: value.abs().sum() for name, value in states[0].items()}
+    assert all(sums.values()) and len(sums) == len(load_file(joined))
+    with pytest.raises(StateError) as caught:
+        text = Path(f"{part}@alpha=rank")
+        training_run(config(here, lora_checkpoint=text, **flags))
+    assert "text_encoder" in str(caught.value)
 
 
 HALVING = """

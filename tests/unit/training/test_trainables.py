@@ -38,6 +38,11 @@ TRAINED: tuple[tuple[dict[str, Any], str, int], ...] = (
         2,
     ),
     (
+        {"lora_base_model": "text_encoder,dit"},
+        rf"text_encoder\.layer\.lora_[AB]\.default\.weight|{LORA}",
+        10,
+    ),
+    (
         {"trainable_models": "text_encoder", "lora_base_model": "dit"},
         f"{ENCODER}|{LORA}",
         11,

@@ -142,8 +142,7 @@ class DataOptions:
     )
     frame_sampling: SamplingMode = option(
         "data: video",
-        "Which samples to take from a video: its first frames, consecutive chunks, or "
-        "--frame_samples evenly spaced clips.",
+        "Samples to take from a video: its first frames, consecutive chunks, or --frame_samples evenly spaced clips.",
         "head",
         affects={"training", "cache", "video", "dataset"},
     )

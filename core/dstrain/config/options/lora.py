@@ -15,7 +15,10 @@ class LoraOptions:
     """The LoRA layers that a run trains or starts from."""
 
     lora_base_model: str | None = option(
-        "LoRA", "Component to add LoRA to.", affects={"resolved", "LoRA"}, common=True
+        "LoRA",
+        "Components to add LoRA to, comma-separated.",
+        affects={"resolved", "LoRA"},
+        common=True,
     )
     lora_target_modules: str | None = converted(
         "LoRA",
@@ -57,8 +60,7 @@ class LoraOptions:
     )
     lora_checkpoint: Path | None = converted(
         "LoRA",
-        "LoRA file to start training from; @alpha=rank or @alpha=NUMBER at its end is its alpha, "
-        "where it states none.",
+        "LoRA file to start training from; @alpha=rank or @alpha=NUMBER at its end is its alpha, where it states none.",
         converter=as_optional_path,
         default=None,
         affects={"LoRA", "weights"},

@@ -103,8 +103,7 @@ class OptimizerOptions:
     )
     trainable_dtype: Literal["fp32", "bf16"] = option(
         "memory",
-        "Precision of trained weights; bf16 ones have no copy in fp32, and their updates are "
-        "rounded up or down by chance.",
+        "Precision of trained weights; bf16 ones have no copy in fp32, and updates are rounded up or down by chance.",
         "fp32",
         affects={"resolved"},
     )

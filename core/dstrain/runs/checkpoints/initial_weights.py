@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from dstrain.config import split_commas
+from dstrain.config import LoraFile, split_commas
 from dstrain.errors import StateError, UsageError
 from dstrain.lora import is_lora_file
 from dstrain.models import Found
@@ -17,7 +17,7 @@ from dstrain.storage import verify_file
 FLAG = "--resume_from_checkpoint"
 
 
-def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
+def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[LoraFile]]:
     """Return what was found, with the weights that the flag names in place of published
     ones, and the LoRA files that it names.
 
@@ -26,7 +26,7 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
     are checked when they are loaded.
     """
     files = dict(found.files)
-    loras: list[Path] = []
+    loras: list[LoraFile] = []
     components: set[str] = set()
     for name in split_commas(str(setup.config.resume_from_checkpoint or "")):
         path = Path(name)
@@ -45,15 +45,15 @@ def initial_weights(setup: Setup, found: Found) -> tuple[Found, list[Path]]:
             recorded = json.loads(header.get("config", "{}"))
             used = found.configs.get(component, {})
             if differing := differing_entries(recorded, used):
-                pairs = differing.items()
                 words = [
-                    f"{key}: {one}, this run {other}" for key, (one, other) in pairs
+                    f"{key}: {one}, this run {other}"
+                    for key, (one, other) in differing.items()
                 ]
                 what = f"has a different configuration: {'; '.join(words)}"
                 raise StateError(path, what)
             files[component] = saved_weights(setup.family, component, path)
         elif setup.config.lora_checkpoint is None:
-            loras.append(path)
+            loras.append(LoraFile(path, component=component))
         else:
             what = f"fills the same LoRA layers as {FLAG} {path}; give one of them"
             raise UsageError("--lora_checkpoint", what)

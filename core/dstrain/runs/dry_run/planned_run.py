@@ -212,10 +212,6 @@ class PlannedRun:
             absent=tuple(name for name in self.absent if name in names),
         )
 
-    def unsharded(self) -> "PlannedRun":
-        """Return the run in one process."""
-        return replace(self, setup=replace(self.setup, sharding=None))
-
     def with_config(
         self, config: TrainConfig, stage: str | None = None
     ) -> "PlannedRun":

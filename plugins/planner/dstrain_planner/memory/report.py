@@ -274,8 +274,7 @@ def _written(plan: MemoryPlan) -> Iterator[Row]:
     run = plan.run
     fetched = CAST * sum(run.components[name].parameters for name in run.absent)
     if fetched:
-        note = "about, if they are published in bf16"
-        yield "downloads", as_size(fetched), note
+        yield "downloads", as_size(fetched), "about, if they are published in bf16"
     if run.stage == "data_process":
         counted = plan.counted.activations
         if counted is not None:
@@ -286,8 +285,8 @@ def _written(plan: MemoryPlan) -> Iterator[Row]:
         yield "weights files", "not known", ""
         return
     # What is saved of sharded networks is whole.
-    whole = replace(plan, run=run.unsharded())
-    found = whole.estimate(run.config, run.stage)
+    whole = replace(run, setup=replace(run.setup, sharding=None))
+    found = replace(plan, run=whole).estimate(run.config, run.stage)
     weights = sum(map(_saved_bytes, trained))
     saves_what = ""
     if run.config.ema_decay is not None:
