@@ -178,9 +178,8 @@ class FamilyCommand(Command):
                 error.help_lines += (*hints(f"--model {model}", ctx),)
                 raise
         elif named is not None:
-            is_quick = ctx.resilient_parsing or not {*HELP}.isdisjoint(args)
             with status():
-                known = family_of(str(named), disabled, in_help=is_quick)
+                known = family_of(str(named), disabled, in_help=not is_run)
             if known is None:
                 return
             ctx.meta[FAMILY] = known
@@ -246,6 +245,8 @@ class FamilyCommand(Command):
             value = ctx.params.pop(option.name)
             if value not in (None, False):
                 family_options[option.name] = str(value)
+                if option.idle:
+                    logger.info(f"--{option.name} has no effect: {option.idle}")
         values: dict[str, Any] = {}
         for flag in flags(self.config):
             value = ctx.params.pop(flag.name)

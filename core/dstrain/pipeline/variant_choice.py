@@ -149,7 +149,7 @@ def with_overrides(
     for option in family.options:
         if option.name not in flags:
             continue
-        acts = option.component or option.saves or option.name in spec.constants
+        acts = option.component or option.is_flag or option.name in spec.constants
         variants = option.variants or family.variants
         if not acts or spec.variant not in variants:
             what = f"has no effect: variant {spec.variant} does not use it"

@@ -2,7 +2,7 @@
 `dstrain.models`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dstrain.graph import PipelineSpec
 import keyword
 import re
-from collections.abc import Collection
 from pathlib import Path
 
 from dstrain.installed import installed
@@ -59,8 +58,8 @@ def _renamed(text: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a family's own, `--NAME`; without `component`, `field` and `saves`
-    it changes the variant's constant of its name.
+    """An option of a family's own, `--NAME`; without `component`, `field`, `saves` and
+    `idle` it changes the variant's constant of its name.
     """
 
     name: str
@@ -73,11 +72,13 @@ class Option:
     """The variants in which it acts; () for all."""
     saves: str = ""
     """The program in whose key names the bare flag saves LoRA."""
+    idle: str = ""
+    """Why the bare flag of another program changes nothing here, which is said."""
 
     @property
     def is_flag(self) -> bool:
         """Return whether it stands alone, with no value after it."""
-        return bool(self.field or self.saves)
+        return bool(self.field or self.saves or self.idle)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class Declared(Contract):
         assert {
             option.name
             for option in family.options
-            if not option.component and not option.saves
+            if not option.component and not option.is_flag
         } <= constants
 
     def test_every_mask_is_cropped_with_what_it_is_of(self) -> None:

@@ -80,14 +80,15 @@ class LoraReader:
     def lora(
         self, network: nn.Module, rank: int, alpha: float | None
     ) -> dict[str, Tensor]:
-        """Return a LoRA file of the program's own for each linear layer, drawn from
-        seed 0.
+        """Return a LoRA file of the program's own for each linear layer but those tied to
+        others, drawn from seed 0.
         """
-        state = network.state_dict()
-        weights = {}
-        for name, module in network.named_modules():
-            if isinstance(module, nn.Linear):
-                weights[f"{name}.weight"] = state[f"{name}.weight"]
+        state = dict(network.named_parameters())  # those that are tied once
+        weights: dict[str, Tensor] = {}
+        for layer, module in network.named_modules():
+            name = f"{layer}.weight"
+            if isinstance(module, nn.Linear) and name in state:
+                weights[name] = state[name]
         if self.checkpoint_format is not None:
             weights = to_checkpoint(self.checkpoint_format, weights)
         draw = torch.Generator().manual_seed(0)

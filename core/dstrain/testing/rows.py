@@ -1,7 +1,7 @@
 """Build a dataset and inference arguments from a variant's table of inputs alone."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
@@ -102,12 +102,13 @@ def write_rows(spec: PipelineSpec, folder: Path) -> Path:
     rows = []
     for i, caption in enumerate((*CAPTIONS, *CAPTIONS[1:]) if optional else CAPTIONS):
         absent = optional if i >= len(CAPTIONS) else frozenset()
-        cells = {
-            name: _cell(spec, column, i, caption, folder)
-            for name, column in columns.items()
-            if name not in absent
-        }
-        rows.append(cells)
+        rows.append(
+            {
+                name: _cell(spec, column, i, caption, folder)
+                for name, column in columns.items()
+                if name not in absent
+            }
+        )
     (folder / "metadata.json").write_text(json.dumps(rows), encoding="utf-8")
     return folder
 
@@ -199,12 +200,13 @@ def _columns(spec: PipelineSpec) -> dict[str, Column]:
 
 
 def _optional(spec: PipelineSpec) -> frozenset[str]:
-    """Return the columns of files and numbers that a row may lack all together."""
-    columns = _columns(spec)
+    """Return the columns of files and numbers that a row may lack all together, and still
+    train every component.
+    """
     absent: set[str] = set()
     for name in dict.fromkeys(
         column.name
-        for column in columns.values()
+        for column in _columns(spec).values()
         if column.is_file or column.kind in ("integer", "number")
     ):
         if _trains(spec, absent | {name}):
@@ -212,15 +214,14 @@ def _optional(spec: PipelineSpec) -> frozenset[str]:
     return frozenset(absent)
 
 
-def _trains(spec: PipelineSpec, absent: Iterable[str]) -> bool:
-    gone = [
-        name for name, column in _columns(spec).items() if column.name in set(absent)
-    ]
+def _trains(spec: PipelineSpec, absent: Collection[str]) -> bool:
+    gone = [name for name, column in _columns(spec).items() if column.name in absent]
+    given = data_inputs(spec)
     try:
-        make_plan(spec, data_inputs(spec) - with_measured(gone, spec.inputs), SFT)
+        plan = make_plan(spec, given - with_measured(gone, spec.inputs), SFT)
     except UsageError:
         return False
-    return True
+    return plan.components == make_plan(spec, given, SFT).components
 
 
 def _cell(
