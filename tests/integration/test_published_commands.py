@@ -29,6 +29,7 @@ EVERYDAY = (
     "Qwen-Image-LoRA-splited",
     "FLUX.1-Krea-dev_lora",
     "Wan2.2-T2V-A14B_high_noise_full",
+    "Z-Image-Turbo-Fun-Controlnet-Union-2.1-8steps_full",
 )
 """Those that the ordinary suite trains: one of each family."""
 INPUTS = {

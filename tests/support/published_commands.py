@@ -21,10 +21,19 @@ from dstrain.models import NATIVE, component_at, components_of, to_checkpoint
 from dstrain.models.formats import from_checkpoint
 from dstrain.models.naming import model_configs
 from dstrain.models.weight_files import TORCH_SUFFIXES
-from dstrain.plugin import CheckpointFormat, Component, ModelFamily, same_config
+from dstrain.pipeline import inference_sigmas
+from dstrain.plugin import (
+    CheckpointFormat,
+    Component,
+    ModelFamily,
+    PipelineSpec,
+    same_config,
+)
 from dstrain.registry import load_family
-from dstrain.testing.rows import CAPTIONS, write_rows
+from dstrain.storage import write_tensors
+from dstrain.testing.rows import CAPTIONS, usual_size, write_rows
 from dstrain.training import OWN_TASKS
+from dstrain.training.losses import LATENTS, SIGMAS
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -39,6 +48,7 @@ SMALL = {
 """Values in place of the published ones, where a command gives any."""
 CELLS: dict[str, Any] = {"cfg_scale": 1, "rand_device": "cpu"}
 """Column -> the cells of all rows, where not any text or number will do."""
+IMITATION = "trajectory_imitation"
 FEW = ("--num_epochs", "1", "--dataset_num_workers", "0")
 RESOLVED = re.compile(r"^(\w+) ([\w.-]+), task (\S+), trains (.*)$", re.MULTILINE)
 """What --dry_run says of a command: family, variant, task, trained components."""
@@ -85,6 +95,8 @@ class Published:
         named = ["video" if self.family == "wan" else "image", "prompt"]
         for flag in ("--data_file_keys", "--extra_inputs"):
             named += self.values.get(flag, "").split(",")
+        if self.values.get("--task") == IMITATION:
+            named += ["trajectory", "num_inference_steps"]
         return [name for name in dict.fromkeys(named) if name]
 
     def changed(self, changes: Mapping[str, str | None]) -> "Published":
@@ -136,6 +148,8 @@ def write_header(command: Published, folder: Path) -> None:
     for name in command.columns:
         row[name] = [f"{name}.png"] if name in many else f"{name}.x"
     row["prompt"] = "a dog"
+    if "num_inference_steps" in row:
+        row["num_inference_steps"] = "2"
     if table.suffix == ".csv":
         cells = [
             json.dumps(one) if isinstance(one, list) else one for one in row.values()
@@ -278,7 +292,8 @@ def make_data(command: Published, variant: str, folder: Path) -> None:
     """Write a dataset of noise with the variant's columns where the command reads one."""
     spec = load_family(command.family).spec(variant)
     task = command.values.get("--task", "sft").partition(":")[0]
-    spec = spec.with_task_inputs(OWN_TASKS[task])
+    if task != IMITATION:
+        spec = spec.with_task_inputs(OWN_TASKS[task])
     base = folder / command.values["--dataset_base_path"]
     shutil.rmtree(base, ignore_errors=True)
     write_rows(spec, base)
@@ -287,6 +302,8 @@ def make_data(command: Published, variant: str, folder: Path) -> None:
     rows = json.loads(written.read_text())[: len(CAPTIONS)]
     for row in rows:
         row |= {name: value for name, value in CELLS.items() if name in row}
+        if task == IMITATION:
+            row |= _trajectory(spec, base, Path(row["image"]).stem)
     written.write_text(json.dumps(rows))
     named = command.values.get("--dataset_metadata_path")
     if named is None:
@@ -297,6 +314,18 @@ def make_data(command: Published, variant: str, folder: Path) -> None:
         table.write_text(_as_csv(rows))
     elif table != written:
         written.rename(table)
+
+
+def _trajectory(spec: PipelineSpec, base: Path, name: str) -> dict[str, Any]:
+    """Write the latents of a teacher's two steps, of noise, and return a row's cells."""
+    size = usual_size(spec)
+    shape = spec.latent_shape.function(size.height, size.width)
+    draw = torch.Generator().manual_seed(0)
+    latents = torch.randn(1, 3, *shape[1:], generator=draw)
+    sigmas = inference_sigmas(spec.schedule, latents[:, 0], 2)[None]
+    file = f"trajectory-{name}.safetensors"
+    write_tensors(base / file, {LATENTS: latents, SIGMAS: sigmas}, {}, checksum=True)
+    return {"trajectory": file, "num_inference_steps": 2}
 
 
 def _as_csv(rows: list[dict[str, Any]]) -> str:
