@@ -157,7 +157,7 @@ class FamilyCommand(Command):
             if early.get_parameter_source(name) is ParameterSource.COMMANDLINE
         }
         file = first["config"]
-        values = read_file(file) if file is not None else {}
+        values = read_file(file) if file else {}
         if first.get("run") is not None:
             values.setdefault("model", read_resolved(first["run"])["model"])
         disabled = first["disabled_plugins"] or [
