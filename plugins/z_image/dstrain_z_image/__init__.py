@@ -1,84 +1,57 @@
-"""Z-Image for dstrain: the record by which the family is found; importing it imports no
-torch.
-"""
+"""Z-Image for dstrain: the record of the family; importing it imports no torch."""
 
 from dstrain.plugin import ModelFamily, Option
 
-OWNER = "Tongyi-MAI"
-TURBO = f"{OWNER}/Z-Image-Turbo"
-TRANSFORMER = "transformer/*.safetensors"
-# The text encoder and the VAE are those of Turbo: they are downloaded once.
+BASE, TURBO = "Tongyi-MAI/Z-Image", "Tongyi-MAI/Z-Image-Turbo"
+OMNI = "Tongyi-MAI/Z-Image-Omni-Base"
+UNION = "Z-Image-Turbo-Fun-Controlnet-Union-2.1"
+CONTROLNETS = (f"PAI/{UNION}", f"alibaba-pai/{UNION}")
+# The text encoder and the VAE of all are those of Turbo: they are downloaded once.
 SHARED = {
     "text_encoder": f"{TURBO}:text_encoder/*.safetensors",
     "vae": f"{TURBO}:vae/diffusion_pytorch_model.safetensors",
 }
-OMNI = f"{OWNER}/Z-Image-Omni-Base"
-IDS = (f"{OWNER}/Z-Image", TURBO)
-# The same files on the two hubs; each name is followed by the version, and "-8steps" for
-# those distilled together with the denoiser's eight steps.
-CONTROLNETS = (
-    "PAI/Z-Image-Turbo-Fun-Controlnet-Union-2.1",
-    "alibaba-pai/Z-Image-Turbo-Fun-Controlnet-Union-2.1",
-)
-CONTROLNET = "Z-Image-Turbo-Fun-Controlnet-Union-2.1-8steps.safetensors"
-MODEL_FILES = {
-    **{model_id: {"dit": TRANSFORMER, **SHARED} for model_id in IDS},
-    OMNI: {"dit": TRANSFORMER, "image_encoder": "siglip/model.safetensors", **SHARED},
-    **{
-        model_id: {"dit": f"{TURBO}:{TRANSFORMER}", "controlnet": CONTROLNET, **SHARED}
-        for model_id in CONTROLNETS
-    },
+OWN = {"dit": "transformer/*.safetensors", **SHARED}
+CONTROL = {
+    "dit": f"{TURBO}:{OWN['dit']}",
+    "controlnet": f"{UNION}-8steps.safetensors",
+    **SHARED,
 }
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "w1", "w2", "w3")
+CLASSES = ("ZImagePipeline", "ZImageOmniPipeline", "ZImageControlNetPipeline")
+ENCODER_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 MODEL = ModelFamily(
     api=2,
     name="z_image",
     pipelines="dstrain_z_image.pipeline:PIPELINES",
     components="dstrain_z_image.components:COMPONENTS",
-    toy="dstrain_z_image.toy:write",
+    toy="dstrain_z_image.components:write_toy",
     variants=("base", "turbo", "omni", "controlnet-union"),
     default_trainable="dit",
-    lora_targets={
-        "dit": LAYERS,
-        "controlnet": LAYERS,
-        "text_encoder": ("q_proj", "k_proj", "v_proj", "o_proj"),
-    },
-    lora_prefixes={
-        "dit": "transformer",
-        "controlnet": "controlnet",
-        "text_encoder": "text_encoder",
-    },
+    lora_targets={"dit": LAYERS, "text_encoder": ENCODER_LAYERS},
+    lora_prefixes={"dit": "transformer", "text_encoder": "text_encoder"},
     model_ids={
-        "base": (f"{OWNER}/Z-Image",),
+        "base": (BASE,),
         "turbo": (TURBO,),
         "omni": (OMNI,),
         "controlnet-union": CONTROLNETS,
     },
-    model_files=MODEL_FILES,
-    pipeline_classes=(
-        "ZImagePipeline",
-        "ZImageOmniPipeline",
-        "ZImageControlNetPipeline",
-    ),
-    unsupported_models={
-        "Z-Image-i2L": ("DiffSynth-Studio/Z*Image-i2L*", "template_inputs")
+    model_files={
+        BASE: OWN,
+        TURBO: OWN,
+        OMNI: {**OWN, "image_encoder": "siglip/model.safetensors"},
+        **dict.fromkeys(CONTROLNETS, CONTROL),
     },
+    pipeline_classes=CLASSES,
+    unsupported_models={"Z-Image-i2L": ("DiffSynth-Studio/Z*i2L*", "template_inputs")},
     default_ids={"tokenizer": f"{TURBO}:tokenizer/"},
     options=(
-        Option(
-            "tokenizer_path",
-            f"Folder of the tokenizer. Defaults to that of {TURBO}.",
-            "tokenizer",
-        ),
-        Option(
-            "edit_pixels",
-            "Area in pixels that images to edit have at most. Defaults to 1048576.",
-        ),
+        Option("tokenizer_path", "Folder of the tokenizer.", "tokenizer"),
         Option(
             "enable_npu_patch",
-            "Fused operators on Ascend NPUs, in DiffSynth-Studio; has no effect here.",
-            idle="it replaces operators on Ascend NPUs, which dstrain has none for",
+            "Operators for Ascend NPUs, in DiffSynth-Studio; has no effect here.",
+            idle="dstrain has no operators of its own for Ascend NPUs",
         ),
     ),
 )

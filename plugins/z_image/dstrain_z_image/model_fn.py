@@ -1,48 +1,31 @@
-"""Z-Image's denoiser: one call of it, its guidance, and the shape of its latents.
-
-Latents keep the VAE's layout, (batch, 16, height / 8, width / 8). The transformer takes
-lists of images, (16, 1, h, w), and of texts of any lengths; its time is 0 for noise and
-1 for data, and what it predicts is x_0 - noise.
-"""
+"""Z-Image's denoiser, whose time is 0 for noise, and which predicts x_0 - noise."""
 
 from typing import Any
 
 import torch
-from dstrain.plugin import versioned
-from dstrain.plugin.functional import check_sides
-from PIL import Image
+from dstrain.plugin import functional, versioned
 from torch import Tensor
 
-CHANNELS = 16
-DOWNSCALE = 8
-"""Pixels per latent, along each side."""
-SIDE_MULTIPLE = 2 * DOWNSCALE
-"""The transformer reads patches of 2x2 latents."""
-DEFAULT_SIDE = 1024
+SIDE_MULTIPLE = 16
+"""Pixels of a patch of 2x2 latents, along each side."""
 
 
 def predict(
     noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
-    prompt_mask: Tensor,
+    prompt_parts: Tensor,
     *,
     dit: Any,
 ) -> Tensor:
-    """Predict noise - x_0, shaped as noisy_latents.
-
-    Args:
-        noisy_latents: (batch, 16, h, w).
-        timestep: (batch,) fp32, 0 to 1000.
-        prompt_emb: (batch, tokens, channels).
-        prompt_mask: (batch, tokens) bool, true for what is no padding.
-        dit: The denoiser.
+    """Predict noise - x_0, shaped as noisy_latents, (batch, 16, h, w); timestep is 0 to
+    1000, and prompt_parts, (batch, tokens), is 0 for padding.
     """
-    texts = [one[kept] for one, kept in zip(prompt_emb, prompt_mask, strict=True)]
+    texts = [emb[part > 0] for emb, part in zip(prompt_emb, prompt_parts, strict=True)]
     return denoise(dit, list(noisy_latents[:, :, None]), timestep, texts)
 
 
-def predict_omni(
+def predict_edit(
     noisy_latents: Tensor,
     timestep: Tensor,
     prompt_emb: Tensor,
@@ -52,86 +35,70 @@ def predict_omni(
     *,
     dit: Any,
 ) -> Tensor:
-    """Predict as `predict` does, beside images to edit, which the transformer sees at its
-    time 1: a text precedes each of them, the prompt and a text follow.
-
-    Args:
-        noisy_latents: (batch, 16, h, w).
-        timestep: As in `predict`.
-        prompt_emb: (batch, tokens, channels), the texts after each other.
-        prompt_parts: (batch, tokens): the number of the text that a token is of, from 1;
-            0 for padding.
-        edit_latents: (batch, 16, h, w) each, of sizes of their own.
-        edit_embs: (batch, rows, columns, channels) each, from SigLIP.
-        dit: The denoiser.
+    """Predict as `predict` does, beside images to edit, (batch, 16, h, w) each, with their
+    SigLIP embeddings, (batch, rows, columns, channels); the transformer sees them at time 1.
     """
     latents, embeddings = edit_latents or [], edit_embs or []
-    count = len(latents)
-    parts = range(1, count + 3 if count else 2)
+    numbers = range(1, len(latents) + 3 if latents else 2)
     images, texts, visions = [], [], []
     for i, noisy in enumerate(noisy_latents):
-        images.append([one[i, :, None] for one in latents] + [noisy[:, None]])
-        texts.append([prompt_emb[i][prompt_parts[i] == part] for part in parts])
-        visions.append([one[i] for one in embeddings] + [None] if count else None)
-    return denoise(
-        dit,
-        images,
-        timestep,
-        texts,
-        siglip_feats=visions,
-        image_noise_mask=[[0] * count + [1]] * len(images),
-    )
+        images.append([*(one[i, :, None] for one in latents), noisy[:, None]])
+        texts.append([prompt_emb[i][prompt_parts[i] == number] for number in numbers])
+        visions.append([*(one[i] for one in embeddings), None] if latents else None)
+    named = {"siglip_feats": visions}
+    named["image_noise_mask"] = [[0] * len(latents) + [1]] * len(images)
+    return denoise(dit, images, timestep, texts, **named)
+
+
+def predict_controlled(
+    noisy_latents: Tensor,
+    timestep: Tensor,
+    prompt_emb: Tensor,
+    prompt_parts: Tensor,
+    control_latents: Tensor,
+    controlnet_scale: float = 1.0,
+    *,
+    dit: Any,
+    controlnet: Any,
+) -> Tensor:
+    """Predict as `predict` does; layers of the ControlNet add to what blocks make."""
+    # Of the whole network, whose call puts its weights together where it is sharded.
+    control = controlnet(control_latents)
+    layers = controlnet.layers_by_block
+    passed: dict[str, Tensor] = {}
+
+    def add_control(name: str, block: Any, tokens: Tensor, *given: Any) -> Any:
+        if name not in layers:
+            return block(tokens, *given)
+        layer, previous = layers[name]
+        before = passed.get(previous, control)
+        # With the image's padding, then with its texts, as the block has them.
+        whole = torch.cat([before, tokens[:, before.shape[1] :]], dim=1)
+        entry = whole if layer.block_id == 0 else whole[None]
+        hint, after = layer(entry, tokens, *given[:3])  # mask, positions, time
+        passed.setdefault(name, after)  # a block that is recomputed finds what it found
+        return block(tokens, *given) + controlnet_scale * hint
+
+    with functional.around_blocks(dit, add_control):
+        return predict(noisy_latents, timestep, prompt_emb, prompt_parts, dit=dit)
 
 
 def denoise(
     dit: Any, images: list[Any], timestep: Tensor, texts: list[Any], **named: Any
 ) -> Tensor:
-    """Return what is predicted for the (last) image of each sample, (batch, 16, h, w).
-
-    Args:
-        dit: The denoiser.
-        images: For each sample, (16, 1, h, w), or several of them.
-        timestep: (batch,) fp32, 0 to 1000.
-        texts: For each sample, (tokens, channels), or several of them.
-        named: Further arguments of the transformer.
-    """
+    """Return what is predicted for the (last) image of each sample, (batch, 16, h, w)."""
     time = (1000 - timestep) / 1000
     predicted = dit(images, time, texts, return_dict=False, **named)[0]
     return -torch.stack(predicted)[:, :, 0]
 
 
 def apply_guidance(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
-    """Apply classifier-free guidance, which is off at 0, as ZImagePipeline of diffusers
-    and the publisher do: a scale of theirs is 1 less than one of other families.
-    """
+    """Apply classifier-free guidance, off at 0, as the publisher and diffusers do."""
     return positive + scale * (positive - negative)
 
 
 @versioned(1)
 def latent_shape(height: int, width: int) -> tuple[int, ...]:
-    """Return (1, 16, height / 8, width / 8); raises InputError for a side that is not
-    a multiple of 16.
-    """
-    check_sides(height, width, SIDE_MULTIPLE)
-    return (1, CHANNELS, height // DOWNSCALE, width // DOWNSCALE)
-
-
-@versioned(1)
-def latent_shape_omni(
-    resized_edit_images: list[Image.Image] | None = None,
-    height: int | None = None,
-    width: int | None = None,
-) -> tuple[int, ...]:
-    """Return the shape for a side that is given, else for that of the last image to edit,
-    else for 1024 pixels, as diffusers does.
-    """
-    sides = (DEFAULT_SIDE, DEFAULT_SIDE)
-    if resized_edit_images:
-        sides = cropped_sides(resized_edit_images[-1])
-    return latent_shape(height or sides[0], width or sides[1])
-
-
-def cropped_sides(image: Image.Image) -> tuple[int, int]:
-    """Return the greatest (height, width) within an image that are multiples of 16."""
-    height, width = (side // SIDE_MULTIPLE for side in (image.height, image.width))
-    return height * SIDE_MULTIPLE, width * SIDE_MULTIPLE
+    """Return (1, 16, height / 8, width / 8); refuses sides that are no multiples of 16."""
+    functional.check_sides(height, width, SIDE_MULTIPLE)
+    return (1, 16, height // 8, width // 8)

@@ -1,27 +1,30 @@
-"""Z-Image's units: prompt and image to conditions, and latents to an image."""
+"""Z-Image's units: prompt and images to conditions, and latents to an image."""
 
+import math
 from typing import Any, TypedDict
 
 import torch
-from dstrain.plugin import versioned
-from dstrain.plugin.functional import check_length, images_to_tensor, tensor_to_image
+from dstrain.plugin import InputError, functional, versioned
 from PIL import Image
 from torch import Tensor
 
-PREFIX = "<|im_start|>user\n"
-SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
+from dstrain_z_image.model_fn import SIDE_MULTIPLE
+
+PREFIX, SUFFIX = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 """What Qwen3's chat template puts around a prompt, with thinking enabled."""
+BEGINS, ENDS = "<|vision_start|>", "<|vision_end|>"
 MAX_TOKENS = 512
-"""Tokens of a prompt in its template that are kept (ZImagePipeline of diffusers)."""
+EDIT_PIXELS = 1024 * 1024
+"""Tokens of a text, and pixels of an image to edit, at most (diffusers)."""
 
 
 class Prompt(TypedDict):
-    """An encoded prompt."""
+    """A prompt, or it among texts around images to edit, each encoded alone."""
 
     prompt_emb: Tensor
     """(1, tokens, channels), the text encoder's dtype."""
-    prompt_mask: Tensor
-    """(1, tokens), bool: all true; a batch pads it."""
+    prompt_parts: Tensor
+    """(1, tokens), integers: the number of the text of a token, from 1."""
 
 
 class Latents(TypedDict):
@@ -29,6 +32,22 @@ class Latents(TypedDict):
 
     input_latents: Tensor
     """(1, 16, height / 8, width / 8), fp32."""
+
+
+class ControlLatents(TypedDict):
+    """A control image in the VAE's latent space, normalized."""
+
+    control_latents: Tensor
+    """(1, 16, height / 8, width / 8), fp32."""
+
+
+class EditImages(TypedDict):
+    """Images to edit, encoded by the VAE and by SigLIP."""
+
+    edit_latents: list[Tensor]
+    """(1, 16, height / 8, width / 8) each, fp32."""
+    edit_embs: list[Tensor]
+    """(1, rows, columns, channels) each, the image encoder's dtype."""
 
 
 class DecodedImage(TypedDict):
@@ -41,54 +60,117 @@ class DecodedImage(TypedDict):
 def encode_prompt(
     prompt: str, *, text_encoder: Any, tokenizer: Any, device: torch.device
 ) -> Prompt:
-    """Encode a prompt in its chat template as the text encoder's last states but one."""
-    text = PREFIX + prompt + SUFFIX
-    check_length(tokenizer, text, MAX_TOKENS, "Z-Image")
-    states = encode_text(text, text_encoder, tokenizer, device)
-    mask = torch.ones(states.shape[:2], dtype=torch.bool, device=device)
-    return {"prompt_emb": states, "prompt_mask": mask}
+    """Encode a prompt in its chat template."""
+    return encode_texts([PREFIX + prompt + SUFFIX], text_encoder, tokenizer, device)
+
+
+@versioned(1)
+def encode_edit_prompt(
+    prompt: str,
+    edit_image: list[Image.Image] | None = None,
+    *,
+    text_encoder: Any,
+    tokenizer: Any,
+    device: torch.device,
+) -> Prompt:
+    """Encode a prompt, and the texts before, between and after images to edit."""
+    texts = [PREFIX + prompt + SUFFIX]
+    if edit_image:
+        between = [ENDS + BEGINS] * (len(edit_image) - 1)
+        last = (ENDS + prompt + SUFFIX + BEGINS, ENDS + "<|im_end|>")
+        texts = [PREFIX + BEGINS, *between, *last]
+    return encode_texts(texts, text_encoder, tokenizer, device)
+
+
+def encode_texts(
+    texts: list[str], text_encoder: Any, tokenizer: Any, device: torch.device
+) -> Prompt:
+    """Encode the first 512 tokens of each text as the last hidden states but one."""
+    states, parts = [], []
+    for number, text in enumerate(texts, 1):
+        functional.check_length(tokenizer, text, MAX_TOKENS, "Z-Image")
+        ids = tokenizer(text, truncation=True, max_length=MAX_TOKENS).input_ids
+        # The encoder is causal, so that padding changes nothing; its head is left out.
+        given = {"output_hidden_states": True, "use_cache": False}
+        made = text_encoder.model(torch.tensor([ids], device=device), **given)
+        states.append(made.hidden_states[-2])
+        parts += [number] * len(ids)
+    prompt_parts = torch.tensor([parts], device=device)
+    return {"prompt_emb": torch.cat(states, dim=1), "prompt_parts": prompt_parts}
 
 
 @versioned(1)
 def encode_image(
     input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Latents:
-    """Encode an RGB image, its sides multiples of 16, as the mode of the VAE's
-    distribution.
-    """
+    """Encode an RGB image, its sides multiples of 16."""
     return {"input_latents": encode_with_vae(input_image, vae, device, dtype)}
 
 
 @versioned(1)
-def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
-    """Decode latents, (1, 16, height / 8, width / 8), to an RGB image."""
-    latents = latents.to(vae.device, vae.dtype)
-    scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
-    return {"image": tensor_to_image(vae.decode(scaled, return_dict=False)[0])}
+def encode_control_image(
+    controlnet_image: Image.Image,
+    height: int,
+    width: int,
+    *,
+    vae: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> ControlLatents:
+    """Encode a control image at the size of the image to generate."""
+    image = controlnet_image.resize((width, height), Image.Resampling.LANCZOS)
+    return {"control_latents": encode_with_vae(image, vae, device, dtype)}
 
 
-def encode_text(
-    text: str, text_encoder: Any, tokenizer: Any, device: torch.device
-) -> Tensor:
-    """Return the last hidden states but one of a text's first 512 tokens, (1, tokens,
-    channels).
-    """
-    tokens = tokenizer(
-        [text], max_length=MAX_TOKENS, truncation=True, return_tensors="pt"
-    ).to(device)
-    # The encoder is causal: without padding, states are those that they have with it. Its
-    # head, whose scores of words nothing reads, is left out.
-    states = text_encoder.model(**tokens, output_hidden_states=True, use_cache=False)
-    found: Tensor = states.hidden_states[-2]
-    return found
+@versioned(1)
+def encode_edit_images(
+    edit_image: list[Image.Image],
+    *,
+    vae: Any,
+    image_encoder: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> EditImages:
+    """Encode images whole with SigLIP, and with the VAE in multiples of 16 pixels."""
+    from transformers import Siglip2ImageProcessorPil
+
+    see = Siglip2ImageProcessorPil(max_num_patches=image_encoder.config.num_patches)
+    latents, embeddings = [], []
+    for image in map(scaled_down, edit_image):
+        patches = see([image], return_tensors="pt").to(device)
+        rows, columns = patches["spatial_shapes"][0].tolist()
+        states = image_encoder(**patches).last_hidden_state[:, : rows * columns]
+        embeddings.append(states.unflatten(1, (rows, columns)))
+        left, top = (side % SIDE_MULTIPLE // 2 for side in image.size)
+        width, height = (side - side % SIDE_MULTIPLE for side in image.size)
+        middle = image.crop((left, top, left + width, top + height))
+        latents.append(encode_with_vae(middle, vae, device, dtype))
+    return {"edit_latents": latents, "edit_embs": embeddings}
+
+
+def scaled_down(image: Image.Image) -> Image.Image:
+    """Return an image of a megapixel at most; raises InputError for a side below 16."""
+    scale = min(1.0, math.sqrt(EDIT_PIXELS / (image.width * image.height)))
+    size = (int(image.width * scale), int(image.height * scale))
+    if min(size) < SIDE_MULTIPLE:
+        raise InputError("edit_image", f"has a side below {SIDE_MULTIPLE}: {size}")
+    rgb = functional.convert_image(image, "RGB")
+    return rgb.resize(size, Image.Resampling.LANCZOS) if scale < 1 else rgb
 
 
 def encode_with_vae(
     image: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Return the normalized mode of the VAE's distribution of an image, (1, 16,
-    height / 8, width / 8) fp32.
-    """
-    pixels = images_to_tensor([image]).to(device, dtype)
+    """Return the normalized mode of the VAE's distribution of an image, in fp32."""
+    rgb = functional.convert_image(image, "RGB")
+    pixels = functional.images_to_tensor([rgb]).to(device, dtype)
     mode: Tensor = vae.encode(pixels).latent_dist.mode().float()
     return (mode - vae.config.shift_factor) * vae.config.scaling_factor
+
+
+@versioned(1)
+def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
+    """Decode latents, (1, 16, height / 8, width / 8), to an RGB image."""
+    own = latents.to(vae.device, vae.dtype) / vae.config.scaling_factor
+    pixels = vae.decode(own + vae.config.shift_factor, return_dict=False)[0]
+    return {"image": functional.tensor_to_image(pixels)}

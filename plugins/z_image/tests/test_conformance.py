@@ -100,7 +100,6 @@ class TestConformance(Conformance):
                 parts["siglip_processor"] = Siglip2ImageProcessorPil(
                     max_num_patches=size
                 )
-                del given["edit_pixels"]
                 # Whatever the VAE's dtype, it encodes images to edit in bf16; and it takes
                 # no toy's.
                 for kind, name in (

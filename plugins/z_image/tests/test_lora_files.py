@@ -37,7 +37,6 @@ class TestLoraFiles(LoraFiles):
                 "comfyui": LoraReader(None, ENCODER),
                 "diffsynth": LoraReader(None),
             },
-            "controlnet": {"diffsynth": LoraReader(None)},
         }
     )
     names = MappingProxyType(
@@ -52,10 +51,6 @@ class TestLoraFiles(LoraFiles):
                 "diffusers": "text_encoder.model.layers.0.self_attn.q_proj",
                 "comfyui": f"{ENCODER}model.layers.0.self_attn.q_proj",
                 "diffsynth": "model.layers.0.self_attn.q_proj",
-            },
-            "controlnet": {
-                "diffusers": "controlnet.control_layers.0.attention.to_q",
-                "diffsynth": "control_layers.0.attention.to_q",
             },
         }
     )
@@ -73,14 +68,12 @@ class TestLoraFiles(LoraFiles):
 
     @staticmethod
     def prediction(component: str, network: Any) -> Tensor:
-        """Of an image and a text for the transformer, of an image for the ControlNet."""
+        """Of an image and a text for the transformer."""
         draw, dtype = torch.Generator().manual_seed(3), network.dtype
         if component == "text_encoder":
             states: Tensor = network(torch.tensor([[3, 1, 4, 1, 5]])).logits
             return states
         latents = torch.randn(1, 16, 8, 8, generator=draw).to(dtype)
-        if component == "controlnet":
-            return through_layers(network, network(latents))
         text = torch.randn(5, network.config.cap_feat_dim, generator=draw).to(dtype)
         time = torch.full((1,), 0.5, dtype=dtype)
         images = list(latents[:, :, None])
@@ -107,16 +100,6 @@ class TestLoraFiles(LoraFiles):
     def published_takes(case: LoraCase, program: str) -> bool:
         """It reads no LoRA of other components."""
         return case.component == "dit" and program in ("diffusers", "comfyui", "kohya")
-
-
-def through_layers(network: Any, tokens: Tensor) -> Tensor:
-    """Return what all layers of a ControlNet make of tokens at no position."""
-    given = (tokens, None, None, tokens.new_ones(1, 32))
-    for layers in (network.control_noise_refiner, network.control_layers):
-        for layer in layers:
-            made = layer(tokens if layer.block_id == 0 else tokens[None], *given)
-            tokens = made.sum(0)
-    return tokens
 
 
 def test_diffusers_loads_lora_on_the_components_that_are_said_to_be() -> None:

@@ -1,0 +1,112 @@
+"""The loss of training, and its gradient, are those of DiffSynth-Studio: computed here by its
+equations and diffusers' transformer, from the image and the prompt on.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import ZImagePipeline
+from dstrain import TrainConfig
+from torch import Tensor
+
+from tests.support.noise_images import noise_image
+from tests.support.runs import training_run
+from tests.support.toys import toy
+from tests.support.training_batches import batch
+
+PROMPTS = ("a dog", "two dogs that run over a long bridge in the rain")
+NEAR = 1e-4
+"""Greatest difference, as a part of the greatest value."""
+
+
+def write_data(folder: Path) -> None:
+    folder.mkdir()
+    lines = ["image,prompt"]
+    for number, prompt in enumerate(PROMPTS):
+        noise_image(48, 32, number).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,{prompt}")
+    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
+
+
+class Reference:
+    """DiffSynth-Studio's flow matching for Z-Image (set_timesteps_z_image, add_noise,
+    training_target and training_weight of diffsynth/diffusion/flow_match.py).
+    """
+
+    def __init__(self) -> None:
+        plain = torch.linspace(1.0, 0.0, 1001)[:-1]
+        self.sigmas = 3 * plain / (1 + 2 * plain)
+        bell = torch.exp(-2 * (self.sigmas - 0.5) ** 2)
+        lifted = bell - bell.min()
+        self.weights = lifted * (1000 / lifted.sum())
+
+    def loss(self, pipeline: Any, image: Any, prompt: str, seen: Any) -> Tensor:
+        """Return the loss of FlowMatchSFTLoss where the denoiser sees these latents, (16, 1,
+        h, w), at this time, which has to be one of the table.
+        """
+        noisy, time = seen
+        with torch.no_grad():
+            pixels = pipeline.image_processor.preprocess(image)
+            mode = pipeline.vae.encode(pixels).latent_dist.mode()
+            settings = pipeline.vae.config
+            latents = (mode - settings.shift_factor) * settings.scaling_factor
+            texts, _ = pipeline.encode_prompt(prompt, do_classifier_free_guidance=False)
+        index = int((self.sigmas - (1 - time)).abs().argmin())
+        sigma = self.sigmas[index]
+        assert abs(float(sigma - (1 - time))) < 1e-6
+        noise = (noisy[None, :, 0] - (1 - sigma) * latents) / sigma
+        noisy = (1 - sigma) * latents + sigma * noise
+        time = (1000 - 1000 * sigma[None]) / 1000
+        images = list(noisy[:, :, None])
+        (made,) = pipeline.transformer(images, time, texts, return_dict=False)[0]
+        error = -made[None, :, 0] - (noise - latents)
+        return error.square().mean() * self.weights[index]
+
+
+@pytest.mark.parametrize("variant", ["base", "turbo"])
+def test_loss_and_gradient_are_those_of_diffsynth_studio(
+    variant: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    write_data(data)
+    config = TrainConfig(
+        model="z_image",
+        variant=variant,
+        toy=True,
+        dataset_base_path=data,
+        output_path=tmp_path / "out",
+        trainable_models="dit",
+        mixed_precision="no",
+        seed=3,
+    )
+    ready = training_run(config)
+    dit = ready.module.pipeline.components["dit"]
+    seen: list[tuple[Tensor, Tensor]] = []
+    hook = dit.register_forward_pre_hook(
+        lambda _, given: seen.append((torch.stack(given[0]), given[1]))
+    )
+    ours = ready.module(batch(ready, (0, 1)))
+    ours.backward()
+    hook.remove()
+    ((noisy, time),) = seen
+    published = ZImagePipeline.from_pretrained(toy("z_image", variant))
+    losses = [
+        Reference().loss(
+            published, noise_image(48, 32, row), prompt, (noisy[row], time[row])
+        )
+        for row, prompt in enumerate(PROMPTS)
+    ]
+    theirs = torch.stack(losses).mean()
+    theirs.backward()
+    assert float((ours - theirs).detach().abs()) <= NEAR * float(theirs.detach())
+    found, wanted = (
+        {name: one.grad for name, one in network.named_parameters()}
+        for network in (dit, published.transformer)
+    )
+    assert found.keys() == wanted.keys()
+    greatest = max(float(one.abs().max()) for one in wanted.values())
+    for name, one in wanted.items():
+        assert float((found[name] - one).abs().max()) <= NEAR * greatest, name
+    assert greatest > 0
