@@ -27,6 +27,7 @@ MODEL = ModelFamily(
     pipelines="dstrain_z_image.pipeline:PIPELINES",
     components="dstrain_z_image.components:COMPONENTS",
     toy="dstrain_z_image.components:write_toy",
+    recipes="dstrain_z_image:recipes",
     variants=("base", "turbo", "omni", "controlnet-union"),
     default_trainable="dit",
     lora_targets={"dit": LAYERS, "text_encoder": ENCODER_LAYERS},

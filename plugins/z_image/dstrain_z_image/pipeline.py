@@ -69,7 +69,6 @@ UNION = replace(
         ),
         "controlnet_scale": InferenceOnly("number"),
     },
-    # That of ZImageControlNetPipeline of diffusers.
-    defaults={**TURBO.defaults, "controlnet_scale": 0.75},
+    defaults={**TURBO.defaults, "controlnet_scale": 0.75},  # as in diffusers
 )
 PIPELINES = {"base": BASE, "turbo": TURBO, "omni": OMNI, "controlnet-union": UNION}
