@@ -1,22 +1,12 @@
-"""FLUX.2 for dstrain: the record by which the family is found; importing it imports no
-torch.
-"""
+"""FLUX.2 for dstrain: the record by which the family is found, without torch."""
 
 from dstrain.plugin import ModelFamily, Option
 
-# Those of DiffSynth-Studio's scripts, which name each single block's `attn.to_out`.
+# Those of DiffSynth-Studio's scripts, which name the last one's blocks one by one.
 DIT_LORA_TARGETS = (
-    "to_q",
-    "to_k",
-    "to_v",
-    "to_out.0",
-    "add_q_proj",
-    "add_k_proj",
-    "add_v_proj",
-    "to_add_out",
-    "linear_in",
-    "linear_out",
-    "to_qkv_mlp_proj",
+    *("to_q", "to_k", "to_v", "to_out.0"),
+    *("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
+    *("linear_in", "linear_out", "to_qkv_mlp_proj"),
     "single_transformer_blocks.*.attn.to_out",
 )
 
@@ -26,21 +16,17 @@ KLEIN_4B = f"{OWNER}/FLUX.2-klein-4B"
 KLEIN_9B = f"{OWNER}/FLUX.2-klein-9B"
 BASE_4B = f"{OWNER}/FLUX.2-klein-base-4B"
 BASE_9B = f"{OWNER}/FLUX.2-klein-base-9B"
-TRANSFORMER = "transformer/*.safetensors"
-OTHERS = {
-    "text_encoder": "text_encoder/*.safetensors",
-    "vae": "vae/diffusion_pytorch_model.safetensors",
-}
-WITH_OWN = (DEV, KLEIN_4B, KLEIN_9B)
-# The text encoder and the VAE of a base model are those of the distilled one: they are
+# A base model has the sizes of the distilled one, and its text encoder and VAE, which are
 # downloaded once.
-MODEL_FILES = {one: {"dit": TRANSFORMER, **OTHERS} for one in WITH_OWN}
-MODEL_FILES |= {
-    base: {
-        "dit": TRANSFORMER,
-        **{name: f"{klein}:{pattern}" for name, pattern in OTHERS.items()},
+PUBLISHED = {DEV: DEV, **dict.fromkeys((KLEIN_4B, BASE_4B), KLEIN_4B)}
+PUBLISHED |= dict.fromkeys((KLEIN_9B, BASE_9B), KLEIN_9B)
+MODEL_FILES = {
+    model_id: {
+        "dit": "transformer/*.safetensors",
+        "text_encoder": f"{encoders}:text_encoder/*.safetensors",
+        "vae": f"{encoders}:vae/diffusion_pytorch_model.safetensors",
     }
-    for base, klein in ((BASE_4B, KLEIN_4B), (BASE_9B, KLEIN_9B))
+    for model_id, encoders in PUBLISHED.items()
 }
 
 MODEL = ModelFamily(
@@ -58,8 +44,8 @@ MODEL = ModelFamily(
     lora_prefixes={"dit": "transformer", "text_encoder": "text_encoder"},
     model_ids={
         "dev": ("*/FLUX.2-dev",),
-        "klein": ("*/FLUX.2-klein-4B", "*/FLUX.2-klein-9B"),
-        "klein-base": ("*/FLUX.2-klein-base-4B", "*/FLUX.2-klein-base-9B"),
+        "klein": ("*/FLUX.2-klein-[49]B",),
+        "klein-base": ("*/FLUX.2-klein-base-[49]B",),
     },
     model_files=MODEL_FILES,
     pipeline_classes=("Flux2Pipeline", "Flux2KleinPipeline"),
@@ -67,16 +53,10 @@ MODEL = ModelFamily(
     options=(
         Option(
             "tokenizer_path",
-            "Folder of the tokenizer. Defaults to that of the model, else of FLUX.2-klein-4B.",
+            "Folder of the tokenizer. Defaults to the model's, or FLUX.2-klein-4B's.",
             "tokenizer",
         ),
-        Option(
-            "edit_pixels",
-            "Area in pixels that each of several reference images has at most. Defaults to 1048576.",
-        ),
-        Option(
-            "single_edit_pixels",
-            "Area in pixels that a reference image has at most if it is the only one. Defaults to 4096576.",
-        ),
+        Option("edit_pixels", "Most pixels of each of several edit images (1048576)."),
+        Option("single_edit_pixels", "Most pixels of a single edit image (4096576)."),
     ),
 )

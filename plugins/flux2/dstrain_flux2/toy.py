@@ -1,9 +1,4 @@
-"""A FLUX.2 of toy sizes with random weights, in the published layout.
-
-Text encoders have four layers and dropout, so that one left in training mode is noticed,
-and initial ranges that make prompts differ clearly. The tokenizer knows printable ASCII,
-a token for each character, and fills in chat templates as the published ones do.
-"""
+"""A FLUX.2 of toy sizes with random weights, in the published layout."""
 
 import json
 

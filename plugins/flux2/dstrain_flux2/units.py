@@ -4,33 +4,20 @@ import math
 from typing import Any, TypedDict
 
 import torch
-from dstrain.plugin import InputError, versioned
-from dstrain.plugin.functional import (
-    check_length,
-    convert_image,
-    images_to_tensor,
-    tensor_to_image,
-)
+from dstrain.plugin import InputError, functional, versioned
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from dstrain_flux2.model_fn import DOWNSCALE
 
 TOKENS = 512
-"""Tokens that a prompt with its template is cut or padded to (black-forest-labs/flux2,
-src/flux2/text_encoder.py).
-"""
+"""Tokens of a filled chat template (src/flux2/text_encoder.py of black-forest-labs/flux2)."""
 SYSTEM_MESSAGE = (
     "You are an AI that reasons about image descriptions. You give structured responses "
     "focusing on object relationships, object\nattribution and actions without speculation."
 )
 """What Mistral is told first (src/flux2/system_messages.py there)."""
-IMAGE_MARK = "[IMG]"
-"""What Mistral's processor would take for an image; it is left out of prompts."""
-QUARTERS = (1, 2, 3)
-"""Quarters of a text encoder's depth after which its states are taken: after the 10th,
-20th and 30th of Mistral's 40 layers, the 9th, 18th and 27th of Qwen3's 36.
-"""
 
 
 class Prompt(TypedDict):
@@ -47,17 +34,10 @@ class Latents(TypedDict):
     """(1, 128, height / 16, width / 16), fp32."""
 
 
-class EditImages(TypedDict):
-    """Reference images, RGB, their sides multiples of 16."""
-
-    resized_edit_images: list[Image.Image]
-
-
 class EditLatents(TypedDict):
-    """Reference images as the denoiser sees them."""
+    """Reference images, each as an image is in `Latents`."""
 
     edit_latents: list[Tensor]
-    """Each (1, 128, height / 16, width / 16), fp32."""
 
 
 class DecodedImage(TypedDict):
@@ -70,148 +50,125 @@ class DecodedImage(TypedDict):
 def encode_mistral_prompt(
     prompt: str, *, text_encoder: Any, tokenizer: Any, device: torch.device
 ) -> Prompt:
-    """Encode a prompt, after a system message, as states of three of Mistral's layers."""
-    told = prompt.replace(IMAGE_MARK, "")
+    """Encode a prompt, after a system message, as states of Mistral."""
+    # Mistral's processor would take this mark for an image.
+    told = prompt.replace("[IMG]", "")
     messages = [
         {"role": role, "content": [{"type": "text", "text": text}]}
         for role, text in (("system", SYSTEM_MESSAGE), ("user", told))
     ]
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
-    return _encode(text, told, "Mistral", text_encoder, tokenizer, device)
+    tokens = tokenize(tokenizer, "[INST]", told, messages)
+    return take_states(tokens.to(device), text_encoder)
 
 
 @versioned(1)
 def encode_qwen_prompt(
     prompt: str, *, text_encoder: Any, tokenizer: Any, device: torch.device
 ) -> Prompt:
-    """Encode a prompt, with an answer begun without thoughts, as states of three of
-    Qwen3's layers.
-    """
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}],
-        tokenize=False,
-        add_generation_prompt=True,
-        enable_thinking=False,
-    )
-    return _encode(text, prompt, "Qwen3", text_encoder, tokenizer, device)
+    """Encode a prompt, and an answer begun without thoughts, as states of Qwen3."""
+    messages = [{"role": "user", "content": prompt}]
+    options = {"add_generation_prompt": True, "enable_thinking": False}
+    tokens = tokenize(tokenizer, "<|im_start|>", prompt, messages, **options)
+    return take_states(tokens.to(device), text_encoder)
 
 
 @versioned(1)
 def encode_image(
     input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Latents:
-    """Encode an RGB image, its sides multiples of 16, as the mode of the VAE's
-    distribution.
-    """
+    """Encode an RGB image, its sides multiples of 16."""
     return {"input_latents": encode_with_vae(input_image, vae, device, dtype)}
 
 
 @versioned(1)
-def resize_edit_images(
-    edit_image: list[Image.Image], edit_pixels: int, single_edit_pixels: int
-) -> EditImages:
-    """Scale reference images down to an area, a single one to its own, and crop them to
-    multiples of 16.
-    """
-    pixels = single_edit_pixels if len(edit_image) == 1 else edit_pixels
-    return {"resized_edit_images": [resize(image, pixels) for image in edit_image]}
-
-
-@versioned(1)
 def encode_edit_images(
-    resized_edit_images: list[Image.Image],
+    edit_image: list[Image.Image],
+    edit_pixels: int,
+    single_edit_pixels: int,
     *,
     vae: Any,
     device: torch.device,
     dtype: torch.dtype,
 ) -> EditLatents:
-    """Encode reference images, each as `encode_image` does."""
-    return {
-        "edit_latents": [
-            encode_with_vae(image, vae, device, dtype) for image in resized_edit_images
-        ]
-    }
+    """Encode reference images of any sizes; a single one may be larger."""
+    most = single_edit_pixels if len(edit_image) == 1 else edit_pixels
+    given = (vae, device, dtype)
+    found = [encode_with_vae(resize(image, most), *given) for image in edit_image]
+    return {"edit_latents": found}
 
 
 @versioned(1)
 def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
     """Decode latents, (1, 128, height / 16, width / 16), to an RGB image."""
-    mean, deviation = _statistics(vae)
-    own = latents.to(vae.device, torch.float32) * deviation + mean
-    own = torch.nn.functional.pixel_shuffle(own, 2)
+    mean, deviation = statistics(vae)
+    own = pixel_shuffle(latents.to(vae.device, torch.float32) * deviation + mean, 2)
     pixels = vae.decode(own.to(vae.dtype), return_dict=False)[0]
-    return {"image": tensor_to_image(pixels)}
+    return {"image": functional.tensor_to_image(pixels)}
 
 
-def resize(image: Image.Image, pixels: int) -> Image.Image:
-    """Return an RGB image scaled down to an area in pixels, if it is larger, and cropped
-    to multiples of 16 around its middle (default_prep of black-forest-labs/flux2).
-
-    Raises InputError where a side is too short.
+def resize(image: Image.Image, most: int) -> Image.Image:
+    """Return an RGB image scaled down to an area, if it is larger, and cropped around its
+    middle to multiples of 16 (default_prep of black-forest-labs/flux2); raises InputError.
     """
-    width, height = image.size
-    if width * height > pixels:
-        scale = math.sqrt(pixels / (width * height))
-        width, height = int(width * scale), int(height * scale)
-    inner = [side // DOWNSCALE * DOWNSCALE for side in (width, height)]
-    if not all(inner):
-        what = f"is {image.width} x {image.height} (width x height)"
-        want = f"expected {DOWNSCALE} or more on each side within {pixels} pixels"
-        raise InputError("edit_image", what, want)
-    scaled = convert_image(image, "RGB")
-    if scaled.size != (width, height):
-        scaled = scaled.resize((width, height), Image.Resampling.LANCZOS)
-    left, top = (width - inner[0]) // 2, (height - inner[1]) // 2
-    return scaled.crop((left, top, left + inner[0], top + inner[1]))
+    scale = min(1, math.sqrt(most / (image.width * image.height)))
+    size = int(image.width * scale), int(image.height * scale)
+    width, height = (side // DOWNSCALE * DOWNSCALE for side in size)
+    if not width * height:
+        raise InputError("edit_image", f"is too narrow: {image.width} x {image.height}")
+    left, top = (size[0] - width) // 2, (size[1] - height) // 2
+    rgb = functional.convert_image(image, "RGB")
+    scaled = rgb.resize(size, Image.Resampling.LANCZOS)
+    return scaled.crop((left, top, left + width, top + height))
 
 
 def encode_with_vae(
     image: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Encode an RGB image as the mode of the VAE's distribution, in patches of 2x2, each
-    channel normalized, (1, 128, height / 16, width / 16) fp32.
-    """
-    pixels = images_to_tensor([image]).to(device, dtype)
+    """Return the mode of the VAE's distribution of an RGB image, in normalized patches."""
+    pixels = functional.images_to_tensor([image]).to(device, dtype)
     mode: Tensor = vae.encode(pixels).latent_dist.mode().float()
-    mean, deviation = _statistics(vae)
-    return (torch.nn.functional.pixel_unshuffle(mode, 2) - mean) / deviation
+    mean, deviation = statistics(vae)
+    return (pixel_unshuffle(mode, 2) - mean) / deviation
 
 
-def _statistics(vae: Any) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each channel of patches, (1, 128, 1, 1) fp32."""
-    shape = (1, -1, 1, 1)
-    mean: Tensor = vae.bn.running_mean.float().view(shape)
-    variance: Tensor = vae.bn.running_var.float().view(shape)
-    return mean, torch.sqrt(variance + vae.config.batch_norm_eps)
+def statistics(vae: Any) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of the channels of patches, (1, 128, 1, 1) fp32."""
+    mean, variance = vae.bn.running_mean.float(), vae.bn.running_var.float()
+    deviation = torch.sqrt(variance + vae.config.batch_norm_eps)
+    return mean.view(1, -1, 1, 1), deviation.view(1, -1, 1, 1)
 
 
-def _encode(
-    text: str,
-    prompt: str,
-    model: str,
-    text_encoder: Any,
-    tokenizer: Any,
-    device: torch.device,
-) -> Prompt:
-    """Encode a chat template filled with a prompt."""
-    before = tokenizer(text[: text.index(prompt)], add_special_tokens=False).input_ids
+def tokenize(
+    tokenizer: Any, mark: str, prompt: str, messages: Any, **options: bool
+) -> Any:
+    """Return the tokens of messages, one of which has the prompt, in the chat template;
+    raises InputError for a template without a mark of the published one.
+    """
+    if mark not in str(tokenizer.chat_template):
+        what = f"the chat template of {tokenizer.name_or_path} has no {mark}"
+        raise InputError("tokenizer", what, "give the model's with --tokenizer_path")
+    filled = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    start = filled[: filled.find(prompt)]
+    before = tokenizer(start, add_special_tokens=False).input_ids
     limit = TOKENS - len(before) + tokenizer.num_special_tokens_to_add()
-    check_length(tokenizer, prompt, limit, model)
-    tokens = tokenizer(
-        [text],
+    functional.check_length(tokenizer, prompt, limit, "FLUX.2")
+    return tokenizer(
+        [filled],
         add_special_tokens=False,
         padding="max_length",
         max_length=TOKENS,
         truncation=True,
         return_tensors="pt",
-    ).to(device)
+    )
+
+
+def take_states(tokens: Any, text_encoder: Any) -> Prompt:
+    """Return the states after a quarter, a half and three quarters of the layers: 10, 20
+    and 30 of Mistral's 40, 9, 18 and 27 of Qwen3's 36.
+    """
     # Without the head, which would compute a score for each word of the vocabulary.
-    states = text_encoder.model(
-        input_ids=tokens.input_ids,
-        attention_mask=tokens.attention_mask,
-        use_cache=False,
-        output_hidden_states=True,
-    ).hidden_states
+    given = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+    made = text_encoder.model(**given, use_cache=False, output_hidden_states=True)
     depth = text_encoder.config.get_text_config().num_hidden_layers
-    chosen = [states[depth * quarter // 4] for quarter in QUARTERS]
+    chosen = [made.hidden_states[depth * quarter // 4] for quarter in (1, 2, 3)]
     return {"prompt_emb": torch.cat(chosen, dim=-1)}

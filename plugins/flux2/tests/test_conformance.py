@@ -11,14 +11,14 @@ from diffusers.pipelines.flux2.image_processor import Flux2ImageProcessor
 from dstrain import Pipeline
 from dstrain.plugin.functional import unpack
 from dstrain.testing import Conformance
+from dstrain_flux2.units import resize
 from torch import Tensor
 
 from tests.support.published_steps import add_to
-from tests.support.toys import run_unit
 
 LAYERS = (1, 2, 3)
 """Those of the toy's four whose states are taken."""
-CAPS = ("edit_pixels", "single_edit_pixels")
+AREAS = ("edit_pixels", "single_edit_pixels")
 
 
 def build(pipe: Pipeline, folder: Path) -> Any:
@@ -72,11 +72,10 @@ class TestConformance(Conformance):
         fewer pixels than it takes: that both do it alike is tested below.
         """
         given = {name: one for name, one in arguments.items() if name != "seed"}
-        caps = {name: given.pop(name) for name in CAPS if name in given}
-        if caps:
+        areas = {name: given.pop(name) for name in AREAS if name in given}
+        if areas:
             images = given.pop("edit_image")
-            resized = run_unit(pipe, "resize_edit_images", edit_image=images, **caps)
-            given["image"] = resized["resized_edit_images"]
+            given["image"] = [resize(one, areas["edit_pixels"]) for one in images]
         with patch.object(Flux2ImageProcessor, "check_image_input"):
             return by_diffusers(pipe, folder, given)
 
