@@ -20,7 +20,7 @@ from tests.support.published_commands import (
     train,
     write_header,
 )
-from tests.support.toys import opened, toy
+from tests.support.toys import opened
 
 COMMANDS = {
     f"{number}-{one.name}": one for number, one in enumerate(published_commands())
@@ -28,6 +28,7 @@ COMMANDS = {
 EVERYDAY = (
     "Qwen-Image-LoRA-splited",
     "FLUX.1-Krea-dev_lora",
+    "FLUX.2-klein-base-4B_lora",
     "Wan2.2-T2V-A14B_high_noise_full",
     "Z-Image-Turbo-Fun-Controlnet-Union-2.1-8steps_full",
 )
@@ -39,6 +40,7 @@ INPUTS = {
     "flux": {"flex_inpaint_image": "Flex.2-preview", "value_controller_inputs": "AttriCtrl",
              "infinityou_id_image": "InfiniteYou", "insert_anything_image": "Insert Anything",
              "lora_encoder_inputs": "LoRA-Encoder", "nexus_gen_image": "Nexus-Gen", "step1x_image": "Step1X-Edit"},
+    "flux2": {"template_inputs": "Template"},
 }  # fmt: skip
 """Family -> an input that only a model that is refused has -> the model."""
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -77,8 +79,9 @@ def test_each_command_of_a_supported_model_trains_what_it_names(
     command = COMMANDS[name].changed(small if is_edit else {})
     write_header(command, Path())
     assert main(command.argv("--dry_run")) == 0
-    folder = toy(command.family, variant)
-    stand_ins = StandIns(load_family(command.family), variant, empty, folder)
+    folder = command.toy(variant)
+    family = load_family(command.family)
+    stand_ins = StandIns(family, variant, empty, folder, command.folders)
     if command.values.get("--task") != "sft:train":
         make_data(command, variant, empty)
     stand_ins.write(command.origins)

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -36,6 +36,9 @@ from dstrain.training import OWN_TASKS
 from dstrain.training.losses import LATENTS, SIGMAS
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from tests.support.once import once
+from tests.support.toys import toy
 
 TABLE = Path(__file__).with_suffix(".jsonl")
 MODELS = "--model_id_with_origin_paths"
@@ -121,6 +124,24 @@ class Published:
         ]
         return [*changes, *FEW]
 
+    @property
+    def folders(self) -> list[str]:
+        """Return the folders of published models that its flags name."""
+        flags = ("--tokenizer_path", "--processor_path")
+        given = [self.values.get(flag, "") for flag in flags]
+        return [one for one in given if ":" in one]
+
+    def toy(self, variant: str) -> Path:
+        """Return the folder of a toy that has each block that the command names."""
+        targets = self.values.get("--lora_target_modules", "")
+        named = re.findall(r"single_transformer_blocks\.(\d+)\.", targets)
+        if not named:
+            return toy(self.family, variant)
+        sizes = {"dit": {"num_single_layers": 1 + max(map(int, named))}}
+        write = load_family(self.family).load("toy")
+        name = f"{self.family}-{variant}-{len(named)}"
+        return once(name, lambda folder: write(folder, variant, sizes=sizes))
+
 
 def published_commands() -> list[Published]:
     rows = map(json.loads, TABLE.read_text(encoding="utf-8").splitlines())
@@ -172,6 +193,8 @@ class StandIns:
     project: Path
     toy: Path
     """A toy of the variant in the layout of diffusers."""
+    folders: Sequence[str] = ()
+    """"ID:FOLDER/" of tokenizers, beside those of the family's defaults."""
     configs: dict[str, dict[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Component -> model id -> the toy's configuration."""
 
@@ -227,13 +250,12 @@ class StandIns:
             save_file(weights, path)
 
     def _place_folder(self, component: Component) -> None:
-        """Copy a tokenizer to where the family's default looks for it."""
+        """Copy a tokenizer to where the family's default, or a flag, looks for it."""
         default = self.family.default_ids.get(component.name, "")
-        model_id, _, pattern = default.partition(":")
-        ids = [model_id] if model_id else []
-        for target_id in ids:
-            target = self.project / "models" / target_id / pattern
-            if not target.exists():
+        for place in (default, *self.folders):
+            model_id, _, pattern = place.partition(":")
+            target = self.project / "models" / model_id / pattern
+            if model_id and not target.exists():
                 shutil.copytree(self.toy / component.folder, target)
 
     @contextmanager

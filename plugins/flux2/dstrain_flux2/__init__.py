@@ -16,8 +16,7 @@ KLEIN_4B = f"{OWNER}/FLUX.2-klein-4B"
 KLEIN_9B = f"{OWNER}/FLUX.2-klein-9B"
 BASE_4B = f"{OWNER}/FLUX.2-klein-base-4B"
 BASE_9B = f"{OWNER}/FLUX.2-klein-base-9B"
-# A base model has the sizes of the distilled one, and its text encoder and VAE, which are
-# downloaded once.
+# A base model has the sizes of the distilled one, and its text encoder and VAE.
 PUBLISHED = {DEV: DEV, **dict.fromkeys((KLEIN_4B, BASE_4B), KLEIN_4B)}
 PUBLISHED |= dict.fromkeys((KLEIN_9B, BASE_9B), KLEIN_9B)
 MODEL_FILES = {
@@ -49,6 +48,7 @@ MODEL = ModelFamily(
     },
     model_files=MODEL_FILES,
     pipeline_classes=("Flux2Pipeline", "Flux2KleinPipeline"),
+    unsupported_models={"Template": ("DiffSynth-Studio/Template-*", "template_*")},
     default_ids={"tokenizer": f"{KLEIN_4B}:tokenizer/"},
     options=(
         Option(
