@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from PIL import Image
@@ -23,6 +23,7 @@ from dstrain.data.images import (
     Size,
     convert,
     cover,
+    cut_off,
     fit,
     load_image,
 )
@@ -35,6 +36,7 @@ from dstrain.data.videos import (
 )
 from dstrain.errors import StateError, UsageError
 from dstrain.graph import Column, MaskColumn
+from dstrain.graph.inputs import Axis
 from dstrain.storage import Digests, hash_json, read_tensors
 from dstrain.storage.hashing import FileMark
 
@@ -72,6 +74,8 @@ class Cell:
     """The marks of the files when they were inspected."""
     folder: str = ""
     """The folder of which all files are frames, some of them `files`; '' for others."""
+    own: Size | None = None
+    """(height, width) of the file of a video, or of the first image."""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -83,6 +87,14 @@ class Cell:
             return tuple(shape for _, shape in parameters[TENSORS])
         frames = len(parameters["frames"]) if self.kind == "video" else 1
         return tuple((frames, *size) for size in parameters.get("sizes", ()))
+
+    @property
+    def measured(self) -> dict[str, int]:
+        """Return what `Measured` says of a video, or of the first image."""
+        frames, *size = self.shapes[0]
+        own = self.own or size
+        cut = cut_off(own, size, self.view)
+        return dict(zip(get_args(Axis), (frames, *size, *own, *cut), strict=True))
 
     @property
     def view(self) -> View:
@@ -243,7 +255,8 @@ def image_cell(
     sizes = tuple(fit(image.size, resolution, column.multiple) for image in images)
     parameters = (("loader", LOADER_VERSION), ("mode", column.mode), ("sizes", sizes))
     marks = tuple(image.mark for image in images)
-    return Cell(column.kind, None, files, parameters, marks)
+    own = images[0].size
+    return Cell(column.kind, None, files, parameters, marks, "", own)
 
 
 def mask_cell(
@@ -371,7 +384,8 @@ class ResampledVideo:
             parameters.append(("fps", column.fps or self.video.fps))
             if column.mode == "L":
                 parameters.append((MASK, False))
-        return Cell(column.kind, None, files, tuple(parameters), marks, folder)
+        own = self.video.size
+        return Cell(column.kind, None, files, tuple(parameters), marks, folder, own)
 
 
 def file_names(value: RawValue, column: Column) -> list[str]:

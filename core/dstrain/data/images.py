@@ -1,7 +1,7 @@
 """Images: the size they are loaded at, known from the header alone, and loading."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil, isqrt
@@ -278,6 +278,15 @@ def cover(image: Image.Image, size: Size | None, view: View = PLAIN) -> Image.Im
             centering=(view.crop, view.crop),
         )
     return image.transpose(TRANSPOSES[2]) if view.flip else image
+
+
+def cut_off(own: Sequence[int], size: Sequence[int], view: View) -> list[int]:
+    """Return the rows above, and the columns to the left of, what `cover` keeps of an image
+    of size `own` that it scales to cover `size` (both (height, width)).
+    """
+    spare = np.multiply(own, np.divide(size, own).max()) - size
+    shares = (view.crop, 1 - view.crop if view.flip else view.crop)
+    return [round(one) for one in spare * shares]
 
 
 def white_pixels(mask: Image.Image, size: Size) -> NDArray[np.bool_]:

@@ -18,7 +18,6 @@ from dstrain.data.files import DataRoots, FileInspector
 from dstrain.data.images import Resolution, Size
 from dstrain.data.row_samples import (
     clips_of,
-    derived_cells,
     distinct,
     inconsistencies,
     read_row,
@@ -226,8 +225,7 @@ def _samples(
             for clips in distinct(clips_of(row.videos, config.sampling)):
                 faults += too_short(number, clips, columns)
                 cells = row.cells | clips
-                cells |= derived_cells(cells, inputs)
-                variants = variants_of(row, cells, config.augmentation)
+                variants = variants_of(row, cells, inputs, config.augmentation)
                 yield CheckedSample((number, chunk), variants, row.cropped)
                 chunk += 1
 

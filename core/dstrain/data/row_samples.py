@@ -32,12 +32,7 @@ from dstrain.data.files import (
 )
 from dstrain.data.images import ImageInfo, Resolution, Size
 from dstrain.data.table import Fault, RawValue
-from dstrain.data.variants import (
-    NO_AUGMENTATION,
-    AugmentationOptions,
-    CaptionOptions,
-    WeightedCaption,
-)
+from dstrain.data.variants import AugmentationOptions, CaptionOptions, WeightedCaption
 from dstrain.data.videos import Video
 from dstrain.graph import Column, Constant, Input, MaskColumn, Measured
 
@@ -299,31 +294,35 @@ def too_short(
             yield Fault(number, columns[name].name, reason)
 
 
-def derived_cells(
+def _with_derived(
     cells: Mapping[str, Cell], inputs: Mapping[str, Input]
 ) -> dict[str, Cell]:
-    """Return the inputs of a sample that no column gives: constants and measurements."""
-    derived: dict[str, Cell] = {}
+    """Return a sample with what no column gives: constants and measurements."""
+    derived = dict(cells)
     for name, source in inputs.items():
         if isinstance(source, Constant):
             derived[name] = Cell(source.kind, source.value)
         elif isinstance(source, Measured) and source.of in cells:
-            frames, height, width = cells[source.of].shapes[0]
-            axes = {"height": height, "width": width, "frames": frames}
-            derived[name] = Cell("integer", axes[source.axis])
+            derived[name] = Cell("integer", cells[source.of].measured[source.axis])
     return derived
 
 
 def variants_of(
-    row: LoadedRow, cells: Mapping[str, Cell], augmentation: AugmentationOptions
+    row: LoadedRow,
+    cells: Mapping[str, Cell],
+    inputs: Mapping[str, Input],
+    augmentation: AugmentationOptions,
 ) -> list[Variant]:
     """Return the variants of a sample of a row: each caption with each view of its images."""
-    if not row.captions and augmentation == NO_AUGMENTATION:
-        return [(1, cells)]
     variants: list[Variant] = []
     names = list(row.captions)
     views = [
-        (share, {name: cell.seen(view) for name, cell in cells.items()})
+        (
+            share,
+            _with_derived(
+                {name: cell.seen(view) for name, cell in cells.items()}, inputs
+            ),
+        )
         for share, view in augmentation.views(row.is_cropped)
     ]
     for captions in itertools.product(*row.captions.values()):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 from unicodedata import normalize
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from dstrain.console import URL
 from dstrain.errors import UsageError
 from dstrain.storage import Chosen
-from dstrain.storage.lazy_sequences import Numbers
+from dstrain.storage.lazy_sequences import Lazy, Numbers
 from dstrain.storage.spool import Spool
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ class _ChosenPlaces:
         return self.name_place(int(self.numbers[row]), column)
 
 
-class Spooled(Sequence[T]):
+class Spooled(Lazy[T]):
     """Entries on disk in few bytes each, of which only the one that is looked at is an
     object.
     """
@@ -182,15 +182,9 @@ class Spooled(Sequence[T]):
         """Return the number of entries."""
         return len(self.entries)
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        """Return an object, or those of a slice."""
-        if isinstance(index, slice):
-            return Chosen(self, range(len(self))[index])
-        return self._made(self.entries[index])
+    def one(self, number: int) -> T:
+        """Return an object by its number, from 0 on."""
+        return self._made(self.entries[number])
 
     def __iter__(self) -> Iterator[T]:
         """Yield the objects in order."""

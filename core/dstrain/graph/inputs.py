@@ -10,6 +10,19 @@ Kind = Literal[
 FileType = Literal["image", "video", "tensors"]
 
 
+Axis = Literal[
+    "frames",
+    "height",
+    "width",
+    "original_height",
+    "original_width",
+    "crop_top",
+    "crop_left",
+]
+"""The frames and sides of an image or video as it is loaded, the sides of its file, and what
+is cut off above it and to its left, scaled and mirrored as it is."""
+
+
 @dataclass(frozen=True)
 class EntryCount:
     """How many entries a list has: as many as another list, or as a number says."""
@@ -100,12 +113,15 @@ class MaskColumn(Column):
 
 @dataclass(frozen=True)
 class Measured:
-    """An input that is the size of another one as it is loaded."""
+    """An input that is a number of pixels, or of frames, of another one, an image or video,
+    as it is loaded.
+    """
 
     of: str
     """Name of the other input."""
-    axis: Literal["height", "width", "frames"]
-    """Quantity: a number of pixels, or of frames."""
+    axis: Axis
+    """What is measured. Inference measures the first three, and has the others only if they
+    are given."""
     kind: ClassVar[Kind] = "integer"
 
 

@@ -100,15 +100,17 @@ class Weights:
         return join(values)
 
     def _joined_shape(self, parts: Sequence[TensorSlice]) -> Shape:
-        tensors = [self.tensors[part.name] for part in parts]
-        empty = (torch.empty(one.shape, device="meta") for one in tensors)
-        slices = [part.of(one) for part, one in zip(parts, empty, strict=True)]
+        tensors = self.tensors
+        slices = [
+            part.of(torch.empty(tensors[part.name].shape, device="meta"))
+            for part in parts
+        ]
         try:
             return tuple(join(slices).shape)
         except RuntimeError as error:
             names = ", ".join(part.name for part in parts)
             what = f"{names}: parts of one weight differ in shape"
-            raise StateError(tensors[0].path, what) from error
+            raise StateError(tensors[parts[0].name].path, what) from error
 
 
 def recognize(

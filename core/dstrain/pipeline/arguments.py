@@ -109,9 +109,9 @@ def check_measured(inputs: Mapping[str, Input], values: Mapping[str, Any]) -> No
     for name, source in inputs.items():
         if not isinstance(source, Measured) or name not in values:
             continue
-        sizes = sizes_of(values.get(source.of))
-        if sizes and values[name] != sizes[source.axis]:
-            what = f"is {values[name]}, but {source.of} has {sizes[source.axis]}"
+        size = sizes_of(values.get(source.of)).get(source.axis)
+        if size is not None and values[name] != size:
+            what = f"is {values[name]}, but {source.of} has {size}"
             raise UsageError(name, what)
 
 
@@ -123,7 +123,8 @@ def with_sizes(
     for name, source in inputs.items():
         if isinstance(source, Measured) and name not in found:
             sizes = sizes_of(values.get(source.of))
-            found |= {name: sizes[source.axis]} if sizes else {}
+            if source.axis in sizes:
+                found[name] = sizes[source.axis]
     return found
 
 

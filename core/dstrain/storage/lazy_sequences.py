@@ -4,11 +4,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 Numbers = Sequence[int] | np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,20 @@ class Chosen(Sequence[Any]):
         return self.values[self.numbers[index]]
 
 
-class Joined(Sequence[Any]):
+class Lazy(Sequence[T]):
+    """A sequence whose values are made when they are used; its classes have a length."""
+
+    def one(self, number: int) -> T:
+        """Return a value by its number, from 0 on."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one of them, or those of a slice."""
+        numbers = range(len(self))[index]
+        return Chosen(self, numbers) if isinstance(index, slice) else self.one(numbers)
+
+
+class Joined(Lazy[Any]):
     """Several sequences, one after the other."""
 
     def __init__(self, parts: Sequence[Sequence[Any]]) -> None:
@@ -41,11 +56,8 @@ class Joined(Sequence[Any]):
         """Return how many values there are."""
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return one of them, or those of a slice."""
-        if isinstance(index, slice):
-            return Chosen(self, range(len(self))[index])
-        number = range(len(self))[index]
+    def one(self, number: int) -> Any:
+        """Return a value by its number, from 0 on."""
         part = bisect_right(self._ends, number)
         return self._parts[part][number - (self._ends[part - 1] if part else 0)]
 

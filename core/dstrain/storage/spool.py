@@ -6,12 +6,13 @@ import tempfile
 import threading
 import weakref
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing import reduction
 from typing import Any
 
 from dstrain.errors import SystemFault
 from dstrain.storage.columns import BATCH_ROWS
+from dstrain.storage.lazy_sequences import Lazy
 
 MOST_IN_RAM = 2**20
 """Bytes that wait in RAM until they are written; what is smaller makes no file."""
@@ -21,7 +22,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _decode = json.JSONDecoder().raw_decode
 
 
-class Spool(Sequence[Any]):
+class Spool(Lazy[Any]):
     """JSON values, appended once and then read by number or in order.
 
     Each takes the bytes of its JSON text in a file without a name, which is gone with
@@ -47,11 +48,8 @@ class Spool(Sequence[Any]):
         """Return the number of values."""
         return len(self._ends) - 1
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return a value, or the list of those of a slice."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
-        number = range(len(self))[index]
+    def one(self, number: int) -> Any:
+        """Return a value by its number, from 0 on."""
         start, end = self._ends[number], self._ends[number + 1]
         return _value(self._read(start, end))
 

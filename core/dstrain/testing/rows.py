@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from dstrain.graph import (
     make_plan,
     with_measured,
 )
-from dstrain.graph.inputs import InferenceOnly, OneOf
+from dstrain.graph.inputs import Axis, InferenceOnly, OneOf
 from dstrain.pipeline import generate_task
 from dstrain.training import SFT
 
@@ -50,6 +50,13 @@ class Size:
 
     def __str__(self) -> str:
         return f"{self.height} x {self.width}, {self.frames} frames"
+
+    @property
+    def measured(self) -> dict[str, int]:
+        """Return what `Measured` says of such an image or video, part of a larger one."""
+        original = (self.height + 9, 2 * self.width)
+        sizes = (self.frames, self.height, self.width, *original, 3, 7)
+        return dict(zip(get_args(Axis), sizes, strict=True))
 
 
 def usual_size(spec: PipelineSpec) -> Size:
@@ -131,7 +138,7 @@ def inputs(spec: PipelineSpec, size: Size | None = None) -> dict[str, Any]:
             if not (is_still and source.optional):
                 given[name] = _value(size, source)
         elif isinstance(source, Measured):
-            given[name] = getattr(size, source.axis)
+            given[name] = size.measured[source.axis]
         elif isinstance(source, Constant):
             given[name] = source.value
         elif name in spec.defaults:

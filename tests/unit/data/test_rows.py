@@ -206,3 +206,28 @@ def test_crops_are_refused_for_images_that_keep_their_size(base: Path) -> None:
     camera = {**INPUTS, "camera": Column("camera", directed=True)}
     table = "image,mask,camera\nwide.png,wide.png,Left\n"
     assert refusal(base, table, camera, augmentation=flips).where == "--flip"
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_each_view_knows_the_files_size_and_what_is_cut_off(
+    kind: Any, base: Path
+) -> None:
+    """A file of 64 x 100 is scaled to 32 x 50, of which 32 are kept."""
+    axes = ("original_height", "original_width", "crop_top", "crop_left")
+    inputs: dict[str, Input] = {"input_image": Column("image", kind, multiple=16)}
+    inputs |= {axis: Measured("input_image", axis) for axis in axes}
+    name = "wide.png"
+    if kind == "video":
+        name = "film"
+        (base / name).mkdir()
+        Image.open(base / "wide.png").save(base / name / "0.png")
+    views = AugmentationOptions(flip=True, crops=2)
+    size = Resolution(32, 32, 2**20)
+    table = f"image\n{name}\n"
+    data = open_rows(base, table, inputs, augmentation=views, resolution=size)
+    found = [list(literals(row).values()) for row in data.rows]
+    assert [one[:3] for one in found] == [[64, 100, 0]] * 5
+    # 18 columns are cut off: at a half, a quarter, three quarters; then mirrored.
+    assert sorted(one[3] for one in found) == [4, 4, 9, 14, 14]
+    plain = open_rows(base, table, inputs, resolution=size)
+    assert [list(literals(row).values()) for row in plain.rows] == [[64, 100, 0, 9]]

@@ -40,6 +40,7 @@ from dstrain.storage import hash_json, write_columns, write_file
 from dstrain.storage.columns import BATCH_ROWS, NO_FILE, SUFFIX, open_columns
 from dstrain.storage.files import refuse_link
 from dstrain.storage.hashing import KEY_BYTES, FileMark
+from dstrain.storage.lazy_sequences import Lazy
 from dstrain.storage.spool import Spool
 
 FOLDER = "plans"
@@ -68,7 +69,7 @@ OLDER_ROWS = "previews"
 
 
 @dataclass(frozen=True)
-class PlanSamples(Sequence[Mapping[str, Any]]):
+class PlanSamples(Lazy[Mapping[str, Any]]):
     """The samples of a plan; one by number is a line of the plan as it was written."""
 
     numbers: Mapping[str, Numbers]
@@ -84,11 +85,8 @@ class PlanSamples(Sequence[Mapping[str, Any]]):
         """Return the number of samples."""
         return len(self.numbers["row"])
 
-    def __getitem__(self, index: Any) -> Any:
+    def one(self, number: int) -> Mapping[str, Any]:
         """Return a sample's numbers and `values`: each {'at': address} or the value."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
-        number = range(len(self))[index]
         values: dict[str, Any] = {}
         for name, addresses in self.stored.items():
             address = as_text(addresses[number])

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import Any
 
 import numpy as np
 
@@ -18,9 +17,10 @@ from dstrain.models.needed_components import Found, component_digests
 from dstrain.runs.prompt_rows import PromptPlan, plan_rows
 from dstrain.runs.recorded_versions import component_code
 from dstrain.runs.setup import Setup
-from dstrain.storage import Chosen, hash_json
+from dstrain.storage import hash_json
 from dstrain.storage.columns import BATCH_ROWS
 from dstrain.storage.file_digests import Digests, ModelDigests
+from dstrain.storage.lazy_sequences import Lazy
 
 NO_ADDRESS = bytes(BYTES)
 
@@ -38,7 +38,7 @@ class KeyedSample:
 
 
 @dataclass(frozen=True)
-class AddressedSamples(Sequence[KeyedSample]):
+class AddressedSamples(Lazy[KeyedSample]):
     """Samples with the addresses of their values, made when they are used."""
 
     cells: Sequence[Mapping[str, Cell]]
@@ -58,14 +58,11 @@ class AddressedSamples(Sequence[KeyedSample]):
         """Return the number of samples."""
         return len(self.plan_numbers)
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return a sample, or those of a slice."""
-        if isinstance(index, slice):
-            return Chosen(self, range(len(self))[index])
-        index = range(len(self))[index]
-        added = index - len(self.cells)
-        cells = self.prompt_rows[added].cells if added >= 0 else self.cells[index]
-        return self._sample(index, cells)
+    def one(self, number: int) -> KeyedSample:
+        """Return a sample by its number, from 0 on."""
+        added = number - len(self.cells)
+        cells = self.prompt_rows[added].cells if added >= 0 else self.cells[number]
+        return self._sample(number, cells)
 
     def __iter__(self) -> Iterator[KeyedSample]:
         """Yield the samples in order."""
@@ -218,7 +215,7 @@ def _addressed(
 
 
 @dataclass(frozen=True)
-class MissingWork(Sequence[Work]):
+class MissingWork(Lazy[Work]):
     """The work of samples whose values the cache lacks, made when it is used."""
 
     samples: AddressedSamples
@@ -233,14 +230,11 @@ class MissingWork(Sequence[Work]):
         """Return the number of samples with something to compute."""
         return len(self.numbers)
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return the work of one sample, or that of a slice."""
-        if isinstance(index, slice):
-            return Chosen(self, range(len(self))[index])
-        index = range(len(self))[index]
-        sample = self.samples[int(self.numbers[index])]
+    def one(self, number: int) -> Work:
+        """Return the work of one sample, by its number, from 0 on."""
+        sample = self.samples[int(self.numbers[number])]
         columns = list(self.samples.columns)
-        numbers = self.values[self.starts[index] : self.starts[index + 1]]
+        numbers = self.values[self.starts[number] : self.starts[number + 1]]
         missing = {columns[number] for number in numbers.tolist()}
         values = [name for name in sample.addresses if name in missing]
         steps, inputs = _steps(sample.plan, frozenset(values))

@@ -92,8 +92,8 @@ def of_flags(run: PlannedRun) -> ChosenSample:
     for name, source in setup.spec.inputs.items():
         if not isinstance(source, Column) or name not in inputs:
             continue
-        side = isqrt(pixels) // (source.multiple or 1)
-        side *= source.multiple or 1
+        multiple = source.multiple or 1
+        side = isqrt(pixels) // multiple * multiple
         height, width = config.height or side, config.width or side
         shapes[name] = (run.most_frames, height, width)
         if source.is_file:
@@ -106,11 +106,13 @@ def of_flags(run: PlannedRun) -> ChosenSample:
             values[name] = choices[0]
         elif name in used:
             values[name] = _of_kind(source.kind, source.mode, shapes[name])
-    axes = ("frames", "height", "width")
-    for name, other in setup.spec.inputs.items():
-        if isinstance(other, Measured) and other.of in shapes and name in used:
-            values[name] = shapes[other.of][axes.index(other.axis)]
-        if isinstance(other, Constant) and name in used:
+    axes = "frames", "height", "width"
+    for name in used:
+        other = setup.spec.inputs[name]
+        if isinstance(other, Measured) and other.of in shapes:
+            sizes = zip(axes, shapes[other.of], strict=True)
+            values[name] = dict(sizes).get(other.axis, 0)
+        if isinstance(other, Constant):
             values[name] = other.value
     _, height, width = next(iter(files or shapes.values()), (0, 0, 0))
     size = f"{width} x {height}"
