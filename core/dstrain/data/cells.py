@@ -93,8 +93,8 @@ class Cell:
         """Return what `Measured` says of a video, or of the first image."""
         frames, *size = self.shapes[0]
         own = self.own or size
-        cut = cut_off(own, size, self.view)
-        return dict(zip(get_args(Axis), (frames, *size, *own, *cut), strict=True))
+        numbers = (frames, *size, *own, *cut_off(own, size, self.view))
+        return dict(zip(get_args(Axis), numbers, strict=True))
 
     @property
     def view(self) -> View:

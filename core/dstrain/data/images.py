@@ -284,9 +284,9 @@ def cut_off(own: Sequence[int], size: Sequence[int], view: View) -> list[int]:
     """Return the rows above, and the columns to the left of, what `cover` keeps of an image
     of size `own` that it scales to cover `size` (both (height, width)).
     """
-    spare = np.multiply(own, np.divide(size, own).max()) - size
-    shares = (view.crop, 1 - view.crop if view.flip else view.crop)
-    return [round(one) for one in spare * shares]
+    scale = max(size[0] / own[0], size[1] / own[1])
+    crop = (view.crop, 1 - view.crop if view.flip else view.crop)
+    return [round((own[i] * scale - size[i]) * crop[i]) for i in (0, 1)]
 
 
 def white_pixels(mask: Image.Image, size: Size) -> NDArray[np.bool_]:

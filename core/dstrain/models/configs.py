@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dstrain.console import get_logger
-from dstrain.errors import StateError, SystemFault, reading
+from dstrain.errors import StateError, SystemFault, UsageError, reading
 from dstrain.models.components import Component, Files
 from dstrain.models.formats import NATIVE, Config, Shapes, fits, shapes_of
 from dstrain.models.hub import RECORD, ModelSource, fetch
@@ -58,9 +58,9 @@ def find_config(
     # A model that comes from a hub (it has a record, or no files yet), and whose weights
     # this run does not need, has its own config.json, which tells more than the model id
     # does.
-    if files is None and source is not None:
-        has_record = (source.folder / RECORD).exists()
-        if has_record or not (source.folder.exists() or source.snapshot):
+    if source and not files:
+        is_here = source.folder.exists() or source.snapshot
+        if not is_here or (source.folder / RECORD).exists():
             _fetch_json(source, folders)
     try:
         config = _local_config(component, files, source, folders)
@@ -79,11 +79,10 @@ def _local_config(
 ) -> Config:
     """Return the configuration that the files on this machine tell; raises StateError."""
     shapes: Shapes = {}
-    if files is not None:
+    if files:
         shapes = Weights.of(files).shapes
         entries = header(files.paths[0])
-        written = recorded_config(entries)
-        if written is not None:
+        if (written := recorded_config(entries)) is not None:
             # dstrain writes the network's own terms, even with keys of another format.
             if "family" in entries and component.accepts_config(written):
                 return written
@@ -103,8 +102,8 @@ def _local_config(
     if inferred is not None:
         return inferred
     where = files.folder / "config.json" if files else component.name
-    what = f"no configuration of {component.name}: there is no config.json for it, the "
-    what += (
+    what = (
+        f"no configuration of {component.name}: there is no config.json for it, the "
         f"shapes do not determine it, and model id {model_id or '(none)'} is not known"
     )
     known = f"known ids: {', '.join(component.published) or 'none'}"
@@ -129,13 +128,11 @@ def _places(
     files: Files | None, source: ModelSource | None, folders: Sequence[str]
 ) -> Iterator[Path]:
     """Yield where config.json may be: beside files, in folders of the model."""
-    if files is not None:
+    if files:
         yield files.folder / "config.json"
-    if source is not None:
-        yield from (source.folder / folder / "config.json" for folder in folders)
-        snapshot = source.snapshot
-        if snapshot:
-            yield from (snapshot / folder / "config.json" for folder in folders)
+    if source:
+        for root in filter(None, (source.folder, source.snapshot)):
+            yield from (root / folder / "config.json" for folder in folders)
 
 
 def infer_config(component: Component, shapes: Shapes) -> Config | None:
@@ -163,7 +160,7 @@ def _fetch_json(source: ModelSource | None, folders: Sequence[str]) -> bool:
 
     A hub that cannot be reached is a warning: the caller may do without the file.
     """
-    if source is None:
+    if not source:
         return False
     for folder in folders:
         name = f"{folder}/config.json".removeprefix("/")
@@ -178,7 +175,7 @@ def _fetch_json(source: ModelSource | None, folders: Sequence[str]) -> bool:
             # The last line says the cause.
             what = "; ".join([fault.what, *fault.help_lines[-1:]])
             logger.warning(f"{fault.where}: {what}")
-            return False
+            break
     return False
 
 
@@ -202,8 +199,11 @@ def _in_own_terms(
 
 
 def _read_json(path: Path) -> Config:
-    with reading(path):
-        config: Config = json.loads(read_limited(path))
+    try:
+        with reading(path):
+            config: Config = json.loads(read_limited(path))
+    except UsageError as error:
+        raise StateError(path, error.what) from error
     if not isinstance(config, dict):
         raise StateError(path, "is not the configuration of a network: no JSON object")
     return config

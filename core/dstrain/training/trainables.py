@@ -99,7 +99,8 @@ def start_from_lora(
     loras = read_lora(file, pipeline.family, shapes, patterns)
     missing = trained.keys() - {lora.component for lora in loras}
     if missing and not file.component:
-        raise StateError(path, f"has no layers for {', '.join(sorted(missing))}")
+        what = f"has no layers for {', '.join(sorted(missing))}"
+        raise StateError(path, what, "give COMPONENT=FILE for a file of one")
     for lora in loras:
         network = pipeline.components[lora.component]
         lora.refuse_merged(path, "training cannot start from")
