@@ -24,7 +24,7 @@ from tests.support.lora_family import merge_layers
 from tests.support.other_loaders import comfyui
 from tests.support.other_writers import WRITERS, ForeignFile
 
-VARIANTS = {"qwen_image": "base", "flux": "dev", "wan": "t2v"}
+VARIANTS = {"qwen_image": "base", "flux": "dev", "wan": "t2v", "z_image": "base"}
 ROUNDING = 2e-6
 """Greatest difference from the truth, as a part of its greatest value."""
 SCALE = 0.75
@@ -34,6 +34,9 @@ NOT_BY_COMFYUI = frozenset(
         ("diffusers, SimpleTuner", "qwen_image"),
         ("diffusers, SimpleTuner", "flux"),
         ("diffusers, SimpleTuner", "wan"),
+        ("diffusers, SimpleTuner", "z_image"),
+        # By these names it looks for its own layers, which hold several.
+        ("kohya, musubi-tuner", "z_image"),
         ("SimpleTuner, LyCORIS", "wan"),
         ("XLabs", "flux"),
     }

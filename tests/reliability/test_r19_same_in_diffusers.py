@@ -30,7 +30,7 @@ pytestmark = pytest.mark.promise(
 LATENTS_PER_SIDE = 8
 VARIANTS = [
     (family, variant)
-    for family in ("flux", "qwen_image", "wan")
+    for family in ("flux", "qwen_image", "wan", "z_image")
     for variant in load_family(family).variants
 ]
 

@@ -2,10 +2,15 @@
 
 from types import MappingProxyType
 
-from diffusers import FluxPipeline, QwenImagePipeline, WanPipeline
+from diffusers import FluxPipeline, QwenImagePipeline, WanPipeline, ZImagePipeline
 
 PIPELINES = MappingProxyType(
-    {"qwen_image": QwenImagePipeline, "flux": FluxPipeline, "wan": WanPipeline}
+    {
+        "qwen_image": QwenImagePipeline,
+        "flux": FluxPipeline,
+        "wan": WanPipeline,
+        "z_image": ZImagePipeline,
+    }
 )
 
 _OF_ONE = {"transformer": "dit"} | {
@@ -23,5 +28,6 @@ PIPELINE_PARTS = MappingProxyType(
             "tokenizer_2": "tokenizer_2",
         },
         "wan": _OF_ONE,
+        "z_image": _OF_ONE,
     }
 )

@@ -172,8 +172,21 @@ def part_of(program: str, family: str, layer: str) -> Part | None:
     """Where a layer of diffusers' network is in another program's."""
     if family == "flux":
         return flux_part(layer) if program == "comfyui" else diffsynth_flux_part(layer)
+    if family == "z_image" and program == "comfyui":
+        return z_image_part(layer)
     # Qwen-Image's network has diffusers' names in both programs.
     return Part(renamed(layer, WAN) if family == "wan" else layer)
+
+
+def z_image_part(layer: str) -> Part:
+    """Where a layer of Z-Image's blocks is in the original network (z_image_to_diffusers of
+    comfy/utils.py).
+    """
+    block, _, name = layer.rpartition(".attention.")
+    if name in ("to_q", "to_k", "to_v"):
+        place = ("to_q", "to_k", "to_v").index(name)
+        return Part(f"{block}.attention.qkv", place, place + 1, 3)
+    return Part(layer.replace(".attention.to_out.0", ".attention.out"))
 
 
 # LoRA files.
@@ -195,11 +208,13 @@ def comfyui_names(family: str, layers: Iterable[str]) -> dict[str, dict[str, Par
             continue
         names[f"diffusion_model.{part.layer}"][layer] = part
         names[f"lora_unet_{part.layer.replace('.', '_')}"][layer] = part
-        if family in ("flux", "qwen_image"):
+        if family in ("flux", "qwen_image", "z_image"):
             flat = layer.replace(".", "_")
             own = [f"transformer.{layer}", layer, f"lycoris_{flat}"]
             if family == "flux":
                 own.append(f"lora_transformer_{flat}")
+            if family == "z_image":
+                own.append(f"diffusion_model.{layer}")
             names |= {name: {layer: Part(layer)} for name in own}
     return names
 

@@ -9,6 +9,7 @@ here uses dstrain's own key tables.
 """
 
 import json
+import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -58,7 +59,8 @@ def layers_of(family: str, weights: Tensors, original: bool) -> Iterator[FileLay
     named: dict[str, dict[str, Part]] = defaultdict(dict)
     for key, weight in weights.items():
         layer = key.removesuffix(".weight")
-        if layer == key or weight.ndim != 2 or "blocks." not in layer:
+        is_in_block = re.search(r"(blocks|layers|refiner)\.\d", layer)
+        if layer == key or weight.ndim != 2 or not is_in_block:
             continue
         part = part_of("comfyui", family, layer) if original else Part(layer)
         if part is not None:
@@ -170,9 +172,9 @@ def onetrainer(family: str, weights: Tensors) -> ForeignFile:
 
 
 def kohya(family: str, weights: Tensors) -> ForeignFile:
-    """sd-scripts of FLUX, musubi-tuner of the others."""
+    """sd-scripts of FLUX, musubi-tuner of the others; of Z-Image it has diffusers' names."""
     file, draw = ForeignFile(), Draw()
-    for layer in layers_of(family, weights, original=True):
+    for layer in layers_of(family, weights, original=family != "z_image"):
         key = f"lora_unet_{layer.name.replace('.', '_')}"
         pair(file, draw, layer, key, DOWN_UP, ALPHA)
     return file
@@ -265,14 +267,15 @@ def lightning(family: str, weights: Tensors) -> ForeignFile:
     return file
 
 
+EVERY = ("qwen_image", "flux", "wan", "z_image")
 WRITERS: Mapping[str, tuple[Callable[[str, Tensors], ForeignFile], tuple[str, ...]]] = (
     MappingProxyType(
         {
-            "diffusers, SimpleTuner": (diffusers, ("qwen_image", "flux", "wan")),
-            "ai-toolkit": (ai_toolkit, ("qwen_image", "flux", "wan")),
+            "diffusers, SimpleTuner": (diffusers, EVERY),
+            "ai-toolkit": (ai_toolkit, EVERY),
             "diffusion-pipe": (diffusion_pipe, ("qwen_image", "flux", "wan")),
             "OneTrainer": (onetrainer, ("qwen_image", "flux")),
-            "kohya, musubi-tuner": (kohya, ("qwen_image", "flux", "wan")),
+            "kohya, musubi-tuner": (kohya, EVERY),
             "LyCORIS LoKr": (kohya_lycoris(lokr), ("qwen_image", "flux", "wan")),
             "LyCORIS LoHa": (kohya_lycoris(loha), ("qwen_image", "flux", "wan")),
             "SimpleTuner, LyCORIS": (

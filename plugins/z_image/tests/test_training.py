@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from diffusers import ZImagePipeline
-from dstrain import TrainConfig
+from dstrain import TrainConfig, run
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.support.noise_images import noise_image
 from tests.support.runs import training_run
-from tests.support.toys import toy
+from tests.support.toys import opened, toy
 from tests.support.training_batches import batch
 
 PROMPTS = ("a dog", "two dogs that run over a long bridge in the rain")
@@ -110,3 +111,41 @@ def test_loss_and_gradient_are_those_of_diffsynth_studio(
     for name, one in wanted.items():
         assert float((found[name] - one).abs().max()) <= NEAR * greatest, name
     assert greatest > 0
+
+
+def test_a_controlnet_trains_alike_where_blocks_are_recomputed(tmp_path: Path) -> None:
+    """Each layer of it is computed within the call of a block, and uses what the one before
+    made.
+    """
+    data = tmp_path / "data"
+    write_data(data)
+    table = data / "metadata.csv"
+    header, *rows = table.read_text().splitlines()
+    lines = [
+        f"{header},controlnet_image",
+        *(f"{row},{1 - i}.png" for i, row in enumerate(rows)),
+    ]
+    table.write_text("\n".join(lines) + "\n")
+    saved = []
+    for recomputed in (False, True):
+        out = tmp_path / f"out-{recomputed}"
+        config = TrainConfig(
+            model="z_image",
+            variant="controlnet-union",
+            toy=True,
+            dataset_base_path=data,
+            output_path=out,
+            trainable_models="controlnet",
+            learning_rate=1e-2,
+            max_steps=2,
+            dataset_repeat=2,
+            batch_size=2,
+            use_gradient_checkpointing=recomputed,
+        )
+        run(config)
+        saved.append(load_file(out / "step-2.safetensors"))
+    plain, again = saved
+    assert plain.keys() == again.keys()
+    assert all(torch.equal(one, again[name]) for name, one in plain.items())
+    before = opened("z_image", "controlnet-union").components["controlnet"].state_dict()
+    assert all(not torch.equal(one, plain[name]) for name, one in before.items())
