@@ -137,13 +137,13 @@ def test_a_controlnet_trains_alike_where_blocks_are_recomputed(tmp_path: Path) -
             output_path=out,
             trainable_models="controlnet",
             learning_rate=1e-2,
-            max_steps=2,
             dataset_repeat=2,
             batch_size=2,
             use_gradient_checkpointing=recomputed,
         )
         run(config)
-        saved.append(load_file(out / "step-2.safetensors"))
+        (file,) = out.glob("*.safetensors")
+        saved.append(load_file(file))
     plain, again = saved
     assert plain.keys() == again.keys()
     assert all(torch.equal(one, again[name]) for name, one in plain.items())
