@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dstrain import plugin
+import dstrain.plugin as plugin
 
 from dstrain_z_image import OMNI, TURBO
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from dstrain import plugin
+import dstrain.plugin as plugin
 from dstrain.plugin import Column, FlowMatchSchedule, InferenceOnly, Measured
 
 from dstrain_z_image import model_fn, units
