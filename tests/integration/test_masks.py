@@ -22,6 +22,7 @@ VARIANTS = (
     ("qwen_image", "base"),
     ("qwen_image", "edit"),
     ("flux", "kontext"),
+    ("flux2", "klein"),
     ("wan", "t2v"),
     ("wan", "ti2v-5b"),
 )
@@ -54,8 +55,8 @@ def tested(request: pytest.FixtureRequest, tmp_path: Path) -> FamilyUnderTest:
 
 
 def of_latents(found: Outcome) -> list[torch.Size]:
-    """The shapes of the latents and of the weights of the first row."""
-    values = found.values[0]
+    """The shapes of the latents and of the weights of a row."""
+    values = next(iter(found.values.values()))
     return [values[name].shape for name in ("input_latents", "loss_weight")]
 
 

@@ -16,7 +16,7 @@ from tests.support import ROOT, everyday
 from tests.support.toys import dataset
 from tools.golden.trees import make_environment
 
-FAMILIES = ("flux", "qwen_image", "sdxl", "wan", "z_image")
+FAMILIES = ("flux", "flux2", "qwen_image", "sdxl", "wan", "z_image")
 PACKAGES = ("core", *(f"plugins/{one}" for one in (*FAMILIES, "tools")))
 
 

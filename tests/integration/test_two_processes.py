@@ -26,6 +26,7 @@ FAMILIES = {
     "qwen_image": "text_encoder",
     "flux": "text_encoder_1",
     "wan": "text_encoder",
+    "flux2": "text_encoder",
 }
 """Family -> one of its text encoders."""
 TRAINED: dict[str, dict[str, Any]] = {

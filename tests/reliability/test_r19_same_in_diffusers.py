@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 from dstrain import Pipeline
 from dstrain.models import write_toy
 from dstrain.pipeline import seeded_noise
@@ -28,9 +29,11 @@ pytestmark = pytest.mark.promise(
 )
 
 LATENTS_PER_SIDE = 8
+PIXELS_PER_TOKEN = {"flux2": 16}
+"""Family -> pixels of a token's side, where latents are not as many as the others'."""
 VARIANTS = [
     (family, variant)
-    for family in ("flux", "qwen_image", "wan", "z_image")
+    for family in ("flux", "flux2", "qwen_image", "wan", "z_image")
     for variant in load_family(family).variants
 ]
 
@@ -43,7 +46,9 @@ def scheduler_in(folder: Path) -> Any:
     return getattr(diffusers, name).from_pretrained(folder / "scheduler")
 
 
-def set_as_its_pipeline_does(scheduler: Any, steps: int, tokens: int) -> None:
+def set_as_its_pipeline_does(
+    family: str, scheduler: Any, steps: int, tokens: int
+) -> None:
     """Wan's pipelines give the number of steps; the others sigmas, and mu where it acts."""
     config = scheduler.config
     if not isinstance(scheduler, diffusers.FlowMatchEulerDiscreteScheduler):
@@ -52,7 +57,9 @@ def set_as_its_pipeline_does(scheduler: Any, steps: int, tokens: int) -> None:
     if not config.use_dynamic_shifting:
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps))
         return
-    if config.time_shift_type == "linear":  # as QwenImageLayeredPipeline does
+    if family == "flux2":
+        mu = compute_empirical_mu(tokens, steps)
+    elif config.time_shift_type == "linear":  # as QwenImageLayeredPipeline does
         mu = math.sqrt(tokens / config.base_image_seq_len)
     else:
         mu = calculate_shift(
@@ -74,10 +81,11 @@ def test_the_scheduler_of_a_toy_has_the_timesteps_of_the_familys_defaults(
     spec = loaded.spec(variant)
     steps = spec.defaults["num_inference_steps"]
     sides = [spec.defaults.get(name, 1024) for name in ("height", "width")]
-    latents = math.prod(side // LATENTS_PER_SIDE for side in sides)
+    pixels = PIXELS_PER_TOKEN.get(family, LATENTS_PER_SIDE)
+    latents = math.prod(side // pixels for side in sides)
     tokens = latents // spec.schedule.latents_per_token
     scheduler = scheduler_in(tmp_path)
-    set_as_its_pipeline_does(scheduler, steps, tokens)
+    set_as_its_pipeline_does(family, scheduler, steps, tokens)
     sampler = maker_of(spec, spec.defaults.get("sampler", "euler"))(
         spec.schedule, steps, tokens, torch.Generator()
     )

@@ -34,6 +34,7 @@ MODEL = ModelFamily(
     pipelines="dstrain_flux2.pipeline:PIPELINES",
     components="dstrain_flux2.components:COMPONENTS",
     toy="dstrain_flux2.toy:write",
+    recipes="dstrain_flux2:recipes",
     variants=("dev", "klein", "klein-base"),
     default_trainable="dit",
     lora_targets={

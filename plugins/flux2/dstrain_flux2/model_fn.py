@@ -1,7 +1,5 @@
-"""FLUX.2's denoiser: one call of it, and the shape of its latents.
-
-Latents are patches of 2x2 of the VAE's own, (batch, 128, height / 16, width / 16), a token
-for each position. A token has four ids: the image it is of, row, column, place in the text.
+"""FLUX.2's denoiser: one call of it, and the shape of its latents: patches of 2x2 of the VAE's
+own, a token each. A token has four ids: image, row, column, place in the text.
 """
 
 from contextlib import ExitStack

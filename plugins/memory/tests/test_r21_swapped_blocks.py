@@ -45,6 +45,7 @@ TOYS = (
     Toy("wan", "t2v", "dit", 2, "text_encoder"),
     Toy("wan", "i2v-a14b", "dit2", 2, "text_encoder,vae"),
     Toy("flux", "dev", "dit", 2, "text_encoder_1,text_encoder_2,vae"),
+    Toy("flux2", "dev", "dit", 2, "text_encoder,vae"),
     Toy("flux", "kontext", "text_encoder_2", 2, "vae,text_encoder_1"),
 )
 METHODS = ("fp8", "int8_block", "bitsandbytes_nf4")

@@ -21,6 +21,7 @@ from tests.support.saved_tensors import saved, saved_in_blocks
 
 EVERYDAY = {
     "flux": ("kontext",),
+    "flux2": ("dev",),
     "qwen_image": ("edit-2509",),
     "wan": ("i2v", "i2v-a14b", "ti2v-5b"),
 }
