@@ -69,6 +69,7 @@ class Case:
 QWEN = Case("qwen_image", "base", (), "")
 FLUX = Case("flux", "dev", (), "")
 WAN = Case("wan", "t2v", (), "")
+Z_IMAGE = Case("z_image", "base", (), "")
 
 
 def read_by(case: Case, flags: tuple[str, ...], *readers: str) -> list[Case]:
@@ -113,6 +114,10 @@ LORAS = (
     *read_by(replace(WAN, variant="t2v-a14b", part="dit2"), PREFIX, "diffsynth"),
     *read_by(replace(WAN, variant="t2v-a14b", part="dit2"), (), "comfyui_as_told"),
     *read_by(replace(WAN, alpha=1.0), lora_format("comfyui"), "comfyui"),
+    *read_by(Z_IMAGE, (), "comfyui", *DIFFUSERS, "dstrain"),
+    *read_by(Z_IMAGE, PREFIX, "diffsynth", "comfyui", "dstrain"),
+    *read_by(Z_IMAGE, lora_format("comfyui"), "comfyui", "diffusers_pipeline"),
+    *read_by(replace(Z_IMAGE, variant="turbo", rank=3), PREFIX, "diffsynth"),
 )
 FULL = (
     replace(QWEN, flags=PREFIX),
