@@ -22,6 +22,7 @@ VARIANTS = (
     ("qwen_image", "base"),
     ("qwen_image", "edit"),
     ("flux", "kontext"),
+    ("z_image", "omni"),
     ("flux2", "klein"),
     ("wan", "t2v"),
     ("wan", "ti2v-5b"),
