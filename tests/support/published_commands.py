@@ -135,9 +135,13 @@ class Published:
         """Return the folder of a toy that has each block that the command names."""
         targets = self.values.get("--lora_target_modules", "")
         named = re.findall(r"single_transformer_blocks\.(\d+)\.", targets)
-        if not named:
+        sizes: dict[str, dict[str, Any]] = {}
+        if named:
+            sizes = {"dit": {"num_single_layers": 1 + max(map(int, named))}}
+        if "mid_block." in targets:
+            sizes = {"unet": {"transformer_layers_per_block": [1, 2, 10]}}
+        if not sizes:
             return toy(self.family, variant)
-        sizes = {"dit": {"num_single_layers": 1 + max(map(int, named))}}
         write = load_family(self.family).load("toy")
         name = f"{self.family}-{variant}-{len(named)}"
         return once(name, lambda folder: write(folder, variant, sizes=sizes))

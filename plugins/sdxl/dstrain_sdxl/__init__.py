@@ -27,20 +27,19 @@ MODEL = ModelFamily(
     pipelines="dstrain_sdxl.pipeline:PIPELINES",
     components="dstrain_sdxl.components:COMPONENTS",
     toy="dstrain_sdxl.toy:write",
-    variants=("base",),
+    variants=("base", "v", "inpaint"),
     default_trainable="unet",
     lora_targets={
         "unet": UNET_LORA_TARGETS,
-        "text_encoder": CLIP_LORA_TARGETS,
-        "text_encoder_2": CLIP_LORA_TARGETS,
+        **dict.fromkeys(("text_encoder", "text_encoder_2"), CLIP_LORA_TARGETS),
     },
-    lora_prefixes={
-        "unet": "unet",
-        "text_encoder": "text_encoder",
-        "text_encoder_2": "text_encoder_2",
+    lora_prefixes={name: name for name in ("unet", "text_encoder", "text_encoder_2")},
+    model_ids={
+        "base": (BASE, "*/*illustrious*", "*/*pony*", "*/animagine-xl*"),
+        "v": (NOOB_V, "*/*[vV]pred*", "*/*[vV]-pred*"),
+        "inpaint": (INPAINT, "*/*sdxl*inpaint*"),
     },
-    model_ids={"base": (BASE,)},
-    model_files={BASE: FILES},
+    model_files=dict.fromkeys((BASE, NOOB_V, INPAINT), FILES),
     pipeline_classes=(
         "StableDiffusionXLPipeline",
         "StableDiffusionXLImg2ImgPipeline",
@@ -51,15 +50,13 @@ MODEL = ModelFamily(
         "tokenizer_2": f"{BASE}:tokenizer_2/",
     },
     options=(
-        Option(
-            "tokenizer_path",
-            "Folder of the first text encoder's tokenizer. Defaults to that of stable-diffusion-xl-base-1.0.",
-            "tokenizer",
-        ),
-        Option(
-            "tokenizer_2_path",
-            "Folder of the second text encoder's tokenizer. Defaults to that of stable-diffusion-xl-base-1.0.",
-            "tokenizer_2",
+        *(
+            Option(
+                f"{name}_path",
+                f"Folder of {name}. Defaults to that of stable-diffusion-xl-base-1.0.",
+                name,
+            )
+            for name in ("tokenizer", "tokenizer_2")
         ),
         Option(
             "clip_skip",

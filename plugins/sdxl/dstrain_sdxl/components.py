@@ -10,10 +10,24 @@ from dstrain.plugin import (
     read_key_maps,
 )
 
-from dstrain_sdxl import BASE
+from dstrain_sdxl import BASE, INPAINT, NOOB_V
 
 CONFIGS = Path(__file__).parent / "configs"
+IDS = (BASE, NOOB_V, INPAINT)
 KEY_MAPS = read_key_maps(CONFIGS / "key_maps.json")
+
+
+def clip(name: str, network_class: str) -> Component:
+    """Return a text encoder."""
+    return Component(
+        name,
+        network=TransformersNetwork(network_class, "CLIPTextConfig"),
+        folder=name,
+        version=1,
+        default_configs=dict.fromkeys(IDS, CONFIGS / f"{name}.json"),
+        **KEY_MAPS[name],
+    )
+
 
 COMPONENTS = (
     Component(
@@ -21,42 +35,26 @@ COMPONENTS = (
         network=DiffusersNetwork("UNet2DConditionModel"),
         folder="unet",
         version=1,
-        default_configs={BASE: CONFIGS / "unet.json"},
+        default_configs={
+            **dict.fromkeys(IDS, CONFIGS / "unet.json"),
+            INPAINT: CONFIGS / "unet_inpaint.json",
+        },
         as_loaded=("time_embedding.*", "add_embedding.*"),
         **KEY_MAPS["unet"],
     ),
-    Component(
-        "text_encoder",
-        network=TransformersNetwork("CLIPTextModel", "CLIPTextConfig"),
-        folder="text_encoder",
-        version=1,
-        default_configs={BASE: CONFIGS / "text_encoder.json"},
-        **KEY_MAPS["text_encoder"],
-    ),
-    Component(
-        "text_encoder_2",
-        network=TransformersNetwork("CLIPTextModelWithProjection", "CLIPTextConfig"),
-        folder="text_encoder_2",
-        version=1,
-        default_configs={BASE: CONFIGS / "text_encoder_2.json"},
-        **KEY_MAPS["text_encoder_2"],
-    ),
+    clip("text_encoder", "CLIPTextModel"),
+    clip("text_encoder_2", "CLIPTextModelWithProjection"),
     Component(
         "vae",
         network=DiffusersNetwork("AutoencoderKL"),
         folder="vae",
         version=1,
-        default_configs={BASE: CONFIGS / "vae.json"},
+        default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
         original_filenames=("sdxl_vae*",),
         **KEY_MAPS["vae"],
     ),
-    Component(
-        "tokenizer", network=Tokenizer("CLIPTokenizer"), folder="tokenizer", version=1
-    ),
-    Component(
-        "tokenizer_2",
-        network=Tokenizer("CLIPTokenizer"),
-        folder="tokenizer_2",
-        version=1,
+    *(
+        Component(name, network=Tokenizer("CLIPTokenizer"), folder=name, version=1)
+        for name in ("tokenizer", "tokenizer_2")
     ),
 )

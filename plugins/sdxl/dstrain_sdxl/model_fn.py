@@ -22,7 +22,7 @@ def predict(
     *,
     unet: Any,
 ) -> Tensor:
-    """Predict what the noise process says, shaped as noisy_latents.
+    """Predict what the noise process says, (batch, 4, h, w).
 
     Args:
         noisy_latents: (batch, 4, h, w).
@@ -41,6 +41,26 @@ def predict(
         return_dict=False,
     )[0]
     return prediction
+
+
+def predict_inpaint(
+    noisy_latents: Tensor,
+    timestep: Tensor,
+    clip_emb: Tensor,
+    open_clip_emb: Tensor,
+    pooled_emb: Tensor,
+    size_ids: Tensor,
+    masked_latents: Tensor,
+    mask_latents: Tensor,
+    *,
+    unet: Any,
+) -> Tensor:
+    """Predict as `predict` does; the denoiser also sees the mask, (batch, 1, h, w), and the
+    latents of the image without what it covers, (batch, 4, h, w).
+    """
+    seen = [noisy_latents, mask_latents.to(noisy_latents.dtype), masked_latents]
+    conditions = (timestep, clip_emb, open_clip_emb, pooled_emb, size_ids)
+    return predict(torch.cat(seen, dim=1), *conditions, unet=unet)
 
 
 @versioned(1)

@@ -1,5 +1,8 @@
 """SDXL's variants: which units each has, and where its inputs come from."""
 
+from dataclasses import replace
+from typing import Any
+
 from dstrain.plugin import (
     Column,
     Constant,
@@ -9,50 +12,41 @@ from dstrain.plugin import (
     at_least,
 )
 from dstrain.plugin.functional import apply_guidance
-from dstrain.plugin.noise import Diffusion, diffusers_sampler
+from dstrain.plugin.noise import Diffusion, MakeSampler, diffusers_sampler
 
 from dstrain_sdxl import model_fn, units
 
+TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
+PROMPTS = (units.encode_prompt, units.encode_prompt_2)
+ORIGINAL = ("original_height", "original_width")
+AXES: Any = ("height", "width", *ORIGINAL, "crop_top", "crop_left")
 # The layers behind the one that is used, which are skipped.
 UNUSED_IN_CLIP = ("encoder.layers.{last}.*", "final_layer_norm.*")
 
+BETAS = {"beta_start": 0.00085, "beta_end": 0.012}
+
+
+def sampled_by_euler(**config: Any) -> dict[str, MakeSampler]:
+    """Return the published sampler, with further entries of its configuration."""
+    betas = {**BETAS, "beta_schedule": "scaled_linear"}
+    return {"euler": diffusers_sampler("EulerDiscreteScheduler", **betas, **config)}
+
+
 BASE = PipelineSpec(
-    components=(
-        "unet",
-        "text_encoder",
-        "text_encoder_2",
-        "vae",
-        "tokenizer",
-        "tokenizer_2",
-    ),
-    units=(
-        units.encode_prompt,
-        units.encode_prompt_2,
-        units.encode_sizes,
-        units.encode_image,
-    ),
+    components=("unet", *TEXT_ENCODERS, "vae", "tokenizer", "tokenizer_2"),
+    units=(*PROMPTS, units.encode_sizes, units.encode_image),
     model_fn=model_fn.predict,
     decoders=(units.decode,),
     inputs={
         "prompt": Column("prompt"),
         "negative_prompt": InferenceOnly(),
         "input_image": Column("image", "image", multiple=model_fn.DOWNSCALE),
-        "height": Measured("input_image", "height"),
-        "width": Measured("input_image", "width"),
+        **{axis: Measured("input_image", axis) for axis in AXES},
         "clip_skip": Constant(2, check=at_least(1)),
     },
-    schedule=Diffusion("epsilon", "scaled_linear", beta_start=0.00085, beta_end=0.012),
+    schedule=Diffusion("epsilon", **BETAS),
     # The published scheduler_config.json.
-    samplers={
-        "euler": diffusers_sampler(
-            "EulerDiscreteScheduler",
-            beta_start=0.00085,
-            beta_end=0.012,
-            beta_schedule="scaled_linear",
-            steps_offset=1,
-            timestep_spacing="leading",
-        )
-    },
+    samplers=sampled_by_euler(steps_offset=1, timestep_spacing="leading"),
     denoiser_config={"in_channels": 4},
     latent_shape=model_fn.latent_shape,
     apply_guidance=apply_guidance,
@@ -68,4 +62,34 @@ BASE = PipelineSpec(
     },
 )
 
-PIPELINES = {"base": BASE}
+# Lin et al. 2024, "Common Diffusion Noise Schedules and Sample Steps are Flawed".
+V = replace(
+    BASE,
+    schedule=Diffusion("v", zero_terminal_snr=True, **BETAS),
+    samplers=sampled_by_euler(
+        prediction_type="v_prediction",
+        rescale_betas_zero_snr=True,
+        timestep_spacing="trailing",
+    ),
+)
+INPAINT = replace(
+    BASE,
+    units=(*BASE.units, units.encode_inpaint),
+    model_fn=model_fn.predict_inpaint,
+    inputs={
+        **BASE.inputs,
+        # In training, what is learned; a start image may be another one.
+        "inpaint_image": Column("image", "image", multiple=model_fn.DOWNSCALE),
+        "inpaint_mask": Column(
+            "inpaint_mask",
+            "image",
+            mode="L",
+            multiple=model_fn.DOWNSCALE,
+            of="inpaint_image",
+        ),
+    },
+    denoiser_config={"in_channels": 9},
+    defaults={**BASE.defaults, "guidance_scale": 7.5},
+)
+
+PIPELINES = {"base": BASE, "v": V, "inpaint": INPAINT}

@@ -1,8 +1,5 @@
-"""An SDXL of toy sizes with random weights, in the published layout.
-
-Encoders have dropout, so that one left in training mode is noticed, and initial ranges
-that make prompts differ clearly. The tokenizers know every byte, alone and at a word's
-end.
+"""An SDXL of toy sizes with random weights, in the published layout; its encoders have
+dropout, so that one left in training mode is noticed.
 """
 
 import json

@@ -4,9 +4,18 @@ from typing import Any, TypedDict
 
 import torch
 from dstrain.plugin import versioned
-from dstrain.plugin.functional import check_length, images_to_tensor, tensor_to_image
+from dstrain.plugin.functional import (
+    check_length,
+    convert_image,
+    images_to_tensor,
+    tensor_to_image,
+)
 from PIL import Image
 from torch import Tensor
+
+from dstrain_sdxl.model_fn import DOWNSCALE
+
+LANCZOS = Image.Resampling.LANCZOS
 
 MAX_TOKENS = 77
 """Tokens of a prompt that CLIP encodes, its start and end included."""
@@ -43,6 +52,15 @@ class Latents(TypedDict):
     """(1, 4, height / 8, width / 8), fp32."""
 
 
+class Inpaint(TypedDict):
+    """An image of which a part is to be painted."""
+
+    masked_latents: Tensor
+    """(1, 4, height / 8, width / 8), fp32: masked pixels are grey."""
+    mask_latents: Tensor
+    """(1, 1, height / 8, width / 8), bool: true where it is to be painted."""
+
+
 class DecodedImage(TypedDict):
     """A generated image."""
 
@@ -63,8 +81,7 @@ def encode_prompt(
     published force_zeros_for_empty_prompt has it.
     """
     check_length(tokenizer, prompt, MAX_TOKENS, "CLIP")
-    tokens = _tokens(prompt, tokenizer).to(device)
-    hidden = text_encoder(tokens, output_hidden_states=True).hidden_states[-clip_skip]
+    hidden = _encode(prompt, tokenizer, text_encoder, device).hidden_states[-clip_skip]
     return {"clip_emb": hidden * _is_encoded(prompt, branch)}
 
 
@@ -79,8 +96,7 @@ def encode_prompt_2(
     branch: str,
 ) -> Prompt2:
     """Encode a prompt as `encode_prompt` does, with its state at the end."""
-    tokens = _tokens(prompt, tokenizer_2).to(device)
-    encoded = text_encoder_2(tokens, output_hidden_states=True)
+    encoded = _encode(prompt, tokenizer_2, text_encoder_2, device)
     factor = _is_encoded(prompt, branch)
     return {
         "open_clip_emb": encoded.hidden_states[-clip_skip] * factor,
@@ -89,10 +105,22 @@ def encode_prompt_2(
 
 
 @versioned(1)
-def encode_sizes(height: int, width: int, *, device: torch.device) -> SizeIds:
-    """Return the sizes of the image in the order in which the denoiser reads them."""
-    ids = [height, width, 0, 0, height, width]
-    return {"size_ids": torch.tensor([ids], dtype=torch.float32, device=device)}
+def encode_sizes(
+    height: int,
+    width: int,
+    original_height: int | None = None,
+    original_width: int | None = None,
+    crop_top: int = 0,
+    crop_left: int = 0,
+    *,
+    device: torch.device,
+) -> SizeIds:
+    """Return the sizes of the image in the order in which the denoiser reads them; its
+    original size is its size where none is given.
+    """
+    original = [original_height or height, original_width or width]
+    ids = [[*original, crop_top, crop_left, height, width]]
+    return {"size_ids": torch.tensor(ids, dtype=torch.float32, device=device)}
 
 
 @versioned(1)
@@ -102,9 +130,33 @@ def encode_image(
     """Encode an RGB image, its sides multiples of 8, as the mode of the VAE's
     distribution.
     """
-    pixels = images_to_tensor([input_image]).to(device, dtype)
-    mode: Tensor = vae.encode(pixels).latent_dist.mode().float()
-    return {"input_latents": mode * vae.config.scaling_factor}
+    pixels = images_to_tensor([input_image])
+    return {"input_latents": _encode_pixels(pixels, vae, device, dtype)}
+
+
+@versioned(1)
+def encode_inpaint(
+    inpaint_image: Image.Image,
+    inpaint_mask: Image.Image,
+    height: int,
+    width: int,
+    *,
+    vae: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Inpaint:
+    """Encode an image and its mask as StableDiffusionXLInpaintPipeline of diffusers does,
+    but for the mode of the VAE's distribution in place of a sample.
+    """
+    image, mask = (
+        images_to_tensor([convert_image(one, "RGB").resize((width, height), LANCZOS)])
+        for one in (inpaint_image, inpaint_mask)
+    )
+    is_masked = mask[:, :1] >= 0
+    return {
+        "masked_latents": _encode_pixels(image * ~is_masked, vae, device, dtype),
+        "mask_latents": is_masked[..., ::DOWNSCALE, ::DOWNSCALE].to(device),
+    }
 
 
 @versioned(1)
@@ -115,19 +167,23 @@ def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
     return {"image": tensor_to_image(pixels)}
 
 
+def _encode_pixels(
+    pixels: Tensor, vae: Any, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Encode an image, (1, 3, height, width) in -1 to 1, as the mode of the VAE's
+    distribution, scaled, (1, 4, height / 8, width / 8) fp32.
+    """
+    mode: Tensor = vae.encode(pixels.to(device, dtype)).latent_dist.mode()
+    return mode.float() * vae.config.scaling_factor
+
+
 def _is_encoded(prompt: str, branch: str) -> float:
     """Return 0 where a prompt is blank and of the negative branch, else 1."""
     return float(bool(prompt) or branch != "negative")
 
 
-def _tokens(prompt: str, tokenizer: Any) -> Tensor:
-    """Return the ids of a prompt cut or padded to the length, (1, 77)."""
-    tokens = tokenizer(
-        [prompt],
-        padding="max_length",
-        max_length=MAX_TOKENS,
-        truncation=True,
-        return_tensors="pt",
-    )
-    ids: Tensor = tokens.input_ids
-    return ids
+def _encode(prompt: str, tokenizer: Any, text_encoder: Any, device: Any) -> Any:
+    """Return the states of all layers for a prompt that is cut or padded to 77 tokens."""
+    padded = {"padding": "max_length", "max_length": MAX_TOKENS, "truncation": True}
+    tokens = tokenizer([prompt], return_tensors="pt", **padded).to(device)
+    return text_encoder(tokens.input_ids, output_hidden_states=True)
