@@ -150,3 +150,21 @@ def test_the_training_adapter_of_ai_toolkit_is_read(tmp_path: Path) -> None:
     pipe = opened("z_image", "turbo")
     pipe.load_lora(file, alpha="rank")
     torch.testing.assert_close(changed_weight(pipe, layer), up @ down)
+
+
+def test_an_output_layer_may_have_its_original_name_beside_others_of_ours(
+    tmp_path: Path,
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    tensors, wanted = {}, {}
+    for theirs, ours in (("to_q", "to_q"), ("out", "to_out.0")):
+        down = torch.randn(2, 32, generator=draw)
+        up = torch.randn(32, 2, generator=draw)
+        key = f"diffusion_model.layers.1.attention.{theirs}.lora"
+        tensors |= {f"{key}_A.weight": down, f"{key}_B.weight": up}
+        wanted[f"layers.1.attention.{ours}"] = up @ down
+    save_file(tensors, tmp_path / "mixed.safetensors")
+    pipe = opened("z_image", "base")
+    pipe.load_lora(tmp_path / "mixed.safetensors", alpha="rank")
+    for layer, change in wanted.items():
+        torch.testing.assert_close(changed_weight(pipe, layer), change)
