@@ -1,5 +1,6 @@
 """Published files are told by their places and by the names and shapes of their weights."""
 
+from fnmatch import fnmatch
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from dstrain_flux2 import BASE_4B, BASE_9B, DEV, KLEIN_4B, KLEIN_9B, MODEL
 from transformers import Mistral3ForConditionalGeneration, Qwen3ForCausalLM
 
 from tests.support.layouts import PublishedFiles, layout_shapes
+from tests.support.toys import opened
 
 COMPONENTS = components_of(MODEL)
 # The text encoder of FLUX.2-klein-4B, known as that of Z-Image, is not among those that
@@ -101,3 +103,41 @@ def test_the_states_that_are_read_are_the_published_ones() -> None:
         patterns = MODEL.spec(variant).unused_parameters["text_encoder"]
         named = [one.split(".")[-2] for one in patterns if "layers." in one]
         assert named == [*map(str, range(last, depth)), "{last}"]
+
+
+def test_what_shapes_do_not_tell_is_as_published() -> None:
+    """Flux2TextEncoder of DiffSynth-Studio's diffsynth/models, Qwen3's configuration in its
+    z_image_text_encoder.py, and the defaults of diffusers' VAE.
+    """
+    published = COMPONENTS["text_encoder"].published
+    mistral = published[DEV]
+    assert mistral["text_config"]["rope_theta"] == 1e9
+    assert mistral["text_config"]["rms_norm_eps"] == 1e-5
+    assert mistral["vision_config"]["rope_theta"] == 1e4
+    for model_id in (KLEIN_4B, KLEIN_9B):
+        assert published[model_id]["rope_theta"] == 1e6
+        assert published[model_id]["rms_norm_eps"] == 1e-6
+    transformer = COMPONENTS["dit"].published[DEV]
+    assert transformer["rope_theta"] == 2000
+    assert transformer["axes_dims_rope"] == [32, 32, 32, 32]
+    assert COMPONENTS["vae"].configure({}).batch_norm_eps == 1e-4
+
+
+def test_layers_that_are_special_are_these() -> None:
+    dit = opened("flux2", "dev").components["dit"]
+    linear = [
+        name for name, one in dit.named_modules() if isinstance(one, torch.nn.Linear)
+    ]
+    found = {
+        kind: {name for name in linear if any(fnmatch(name, one) for one in patterns)}
+        for kind, patterns in (
+            ("as_loaded", COMPONENTS["dit"].as_loaded),
+            ("modulation", COMPONENTS["dit"].modulation),
+        )
+    }
+    streams = ("double_stream_modulation_img", "double_stream_modulation_txt")
+    wanted = {f"{one}.linear" for one in (*streams, "single_stream_modulation")}
+    assert found["modulation"] == wanted
+    blocks = {name for name in linear if "_blocks." in name}
+    assert found["as_loaded"] == set(linear) - blocks - wanted
+    assert COMPONENTS["text_encoder"].as_loaded == ("lm_head",)

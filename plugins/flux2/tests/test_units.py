@@ -170,6 +170,31 @@ def test_every_step_equals_diffusers_with_any_number_of_reference_images(
     assert len(passed) == 3 and abs(difference).max() <= 1
 
 
+@pytest.mark.parametrize("variant", ["dev", "klein"])
+def test_a_variant_without_guidance_by_a_prompt_ignores_its_scale(variant: str) -> None:
+    """As Flux2KleinPipeline of diffusers does for a distilled model."""
+    given = {"prompt": "a dog", "height": 32, "width": 32, "num_inference_steps": 2}
+    plain, guided = (
+        opened("flux2", variant)(**given, seed=1, guidance_scale=scale)
+        for scale in (1.0, 4.0)
+    )
+    assert np.array_equal(np.asarray(plain), np.asarray(guided))
+
+
+def test_the_defaults_are_the_published_ones() -> None:
+    """scripts/cli.py of black-forest-labs/flux2, and the pipelines of diffusers with their
+    model cards' calls.
+    """
+    found = {name: MODEL.spec(name).defaults for name in MODEL.variants}
+    steps = {name: one["num_inference_steps"] for name, one in found.items()}
+    assert steps == {"dev": 50, "klein": 4, "klein-base": 50}
+    scales = {name: one["guidance_scale"] for name, one in found.items()}
+    assert scales == {"dev": 1.0, "klein": 1.0, "klein-base": 4.0}
+    assert found["dev"]["embedded_guidance"] == 4.0
+    assert found["klein-base"]["negative_prompt"] == ""
+    assert all((one["height"], one["width"]) == (1024, 1024) for one in found.values())
+
+
 @pytest.mark.parametrize("tokens", [16, 4096, 4300, 4301, 16384])
 @pytest.mark.parametrize("steps", [1, 4, 28, 50, 200])
 def test_the_shift_of_inference_is_the_publishers(tokens: int, steps: int) -> None:
