@@ -60,7 +60,7 @@ MODEL = ModelFamily(
         ),
         Option(
             "clip_skip",
-            "Layer of both text encoders that is used; 1 is the last. Defaults to 2, as SDXL was trained.",
+            "Layer of both text encoders that is used, 2 to 12, counted from the last. Defaults to 2, as trained.",
         ),
         Option(
             "align_to_opensource_format",

@@ -9,7 +9,7 @@ from dstrain.plugin import (
     InferenceOnly,
     Measured,
     PipelineSpec,
-    at_least,
+    between,
 )
 from dstrain.plugin.functional import apply_guidance
 from dstrain.plugin.noise import Diffusion, MakeSampler, diffusers_sampler
@@ -42,7 +42,7 @@ BASE = PipelineSpec(
         "negative_prompt": InferenceOnly(),
         "input_image": Column("image", "image", multiple=model_fn.DOWNSCALE),
         **{axis: Measured("input_image", axis) for axis in AXES},
-        "clip_skip": Constant(2, check=at_least(1)),
+        "clip_skip": Constant(2, check=between(2, 12)),
     },
     schedule=Diffusion("epsilon", **BETAS),
     # The published scheduler_config.json.
