@@ -15,7 +15,15 @@ from types import MappingProxyType
 from typing import Any
 
 import click
-from on_digits import DEMO, asked_for, generated, model_files, train_config, two_stages
+from on_digits import (
+    DEMO,
+    asked_for,
+    generated,
+    model_files,
+    of_base,
+    train_config,
+    two_stages,
+)
 from report import table
 
 DROPOUTS: Mapping[str, float] = MappingProxyType(
@@ -33,19 +41,13 @@ def trained(out: Path, dropout: float, steps: int, seed: int) -> list[str]:
     config = train_config(
         out,
         shards,
-        mixed_precision="no",
         dataset_base_path=out / "digits",
         feature_cache=out / "cache",
         output_path=folder,
         trainable_models="dit",
         caption_dropout=dropout,
-        learning_rate=1e-3,
-        batch_size=64,
-        lr_scheduler="cosine",
-        lr_warmup_steps=min(50, steps // 2),
-        max_steps=steps,
-        save_steps=steps,
         seed=seed,
+        **of_base(steps),
     )
     two_stages(config)
     return [str(folder / f"step-{steps}.safetensors")]

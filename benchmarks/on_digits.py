@@ -5,6 +5,7 @@ images, and losses on digits that no training saw.
 import csv
 import inspect
 import json
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,32 @@ def train_config(out: Path, weights: list[str], **more: Any) -> TrainConfig:
     )
 
 
+def of_base(steps: int) -> dict[str, Any]:
+    """Return how `make demo` trains its base, in so many steps."""
+    return {
+        "mixed_precision": "no",
+        "loss_weighting": "none",
+        "learning_rate": 1e-3,
+        "batch_size": 64,
+        "lr_scheduler": "cosine",
+        "lr_warmup_steps": min(50, steps // 2),
+        "max_steps": steps,
+        "save_steps": steps,
+    }
+
+
+def of_lora(steps: int) -> dict[str, Any]:
+    """Return how `make demo` trains its LoRA, in so many steps."""
+    return {
+        "loss_weighting": "none",
+        "lora_rank": 16,
+        "learning_rate": 2e-3,
+        "batch_size": 32,
+        "max_steps": steps,
+        "save_steps": steps,
+    }
+
+
 def two_stages(config: TrainConfig) -> None:
     """Run both stages of a configuration."""
     for stage in ("data_process", "train"):
@@ -121,12 +148,24 @@ def asked_for(each: int) -> list[int]:
     return [digit for digit in range(10) for _ in range(each)]
 
 
+def share(images: Sequence[Image.Image], each: int, style: Any, judge: Any) -> float:
+    """Return how many of 100 images show the digit asked for in a style."""
+    from digits import in_look
+
+    right = judge.read(images) == asked_for(each)
+    pairs = zip(right, images, strict=True)
+    return 100 * statistics.fmean(
+        bool(one) and in_look(image, style) for one, image in pairs
+    )
+
+
 def generated(
     folder: Path,
     prompts: Sequence[str],
     each: int,
     guidance_scale: float = 1.0,
     first_seed: int = 0,
+    model: str = "qwen_image",
     **more: Any,
 ) -> list[Image.Image]:
     """Return images of each of the prompts, with as many seeds.
@@ -137,6 +176,7 @@ def generated(
         each: Images of each prompt.
         guidance_scale: Scale of classifier-free guidance; 1 is none.
         first_seed: Seed of the first image of each prompt.
+        model: Family of the model.
         more: Further options of `dstrain generate`.
     """
     table = folder / "prompts.jsonl"
@@ -149,7 +189,7 @@ def generated(
     table.write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = folder / "images"
     config = GenerateConfig(
-        model="qwen_image",
+        model=model,
         dataset=table,
         output=made,
         height=SIDE,
@@ -176,6 +216,7 @@ def base_of(out: Path, demo: Path | None, full_steps: int) -> list[str]:
 
     write_model.main([str(out / "model")], standalone_mode=False)
     shards = sorted(map(str, (out / "model/transformer").glob("*.safetensors")))
+    # The base is that of `make demo`, in fp32: only what LoRA is trained on is stored.
     full = train_config(
         out,
         shards,
@@ -183,13 +224,7 @@ def base_of(out: Path, demo: Path | None, full_steps: int) -> list[str]:
         feature_cache=out / "cache",
         output_path=out / "full",
         trainable_models="dit",
-        learning_rate=1e-3,
-        batch_size=64,
-        lr_scheduler="cosine",
-        lr_warmup_steps=min(50, full_steps // 2),
-        max_steps=full_steps,
-        save_steps=full_steps,
+        **of_base(full_steps),
     )
-    # The base is that of `make demo`, in fp32: only what LoRA is trained on is stored.
-    two_stages(replace(full, mixed_precision="no"))
+    two_stages(full)
     return [str(out / f"full/step-{full_steps}.safetensors")]

@@ -21,15 +21,14 @@ from typing import Any
 import click
 from on_digits import (
     DEMO,
-    asked_for,
     base_of,
     generated,
     lora_trials,
     model_files,
+    share,
     train_config,
     two_stages,
 )
-from PIL import Image
 
 CASES: Mapping[str, float | None] = MappingProxyType(
     {
@@ -65,17 +64,6 @@ def write_look(folder: Path, count: int) -> None:
             name = f"{index}.png"
             paint(images[index], LOOK).save(folder / name)
             rows.writerow((name, TRIGGER + caption(digits[index])))
-
-
-def share(images: list[Image.Image], each: int, style: Any, judge: Any) -> float:
-    """Return how many of 100 images show the digit asked for in a style."""
-    from digits import in_look
-
-    right = judge.read(images) == asked_for(each)
-    pairs = zip(right, images, strict=True)
-    return 100 * statistics.fmean(
-        bool(one) and in_look(image, style) for one, image in pairs
-    )
 
 
 def rows_of(

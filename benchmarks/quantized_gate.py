@@ -13,17 +13,17 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import click
 from on_digits import (
     DEMO,
     HELD_OUT,
-    asked_for,
     base_of,
     generated,
     held_out_loss,
     lora_trials,
+    of_lora,
+    share,
     train_config,
     two_stages,
 )
@@ -46,21 +46,6 @@ HEAD = (
 )
 
 
-def read_right(folder: Path, run_folder: Path, each: int, judge: Any) -> float:
-    """Return the share of generated digits that the demo's judge reads right and that
-    are in the look.
-    """
-    from digits import LOOK, caption, in_look
-
-    prompts = [caption(digit, LOOK) for digit in range(10)]
-    images = generated(folder, prompts, each, run=run_folder)
-    right = judge.read(images) == asked_for(each)
-    looks = [in_look(image, LOOK) for image in images]
-    return statistics.fmean(
-        bool(one) and look for one, look in zip(right, looks, strict=True)
-    )
-
-
 def rows_of(
     out: Path,
     demo: Path | None,
@@ -75,6 +60,7 @@ def rows_of(
     from digits import LOOK, LOOK_IMAGES, TRAIN, Judge, caption, paint, strokes, write
 
     judge = Judge()
+    prompts = [caption(digit, LOOK) for digit in range(10)]
     write(out / "digits", count=min(TRAIN, count))
     write(out / "look", LOOK, min(LOOK_IMAGES, count))
     held = out / "held-out"
@@ -98,19 +84,15 @@ def rows_of(
             feature_cache=out / "cache",
             output_path=folder,
             lora_base_model="dit",
-            lora_rank=16,
-            learning_rate=2e-3,
-            batch_size=32,
-            max_steps=lora_steps,
-            save_steps=lora_steps,
             quant_options=options,
             seed=seed,
+            **of_lora(lora_steps),
         )
         two_stages(config)
         lora = folder / f"step-{lora_steps}.safetensors"
         losses[method].append(held_out_loss(config, held, lora))
-        judged = out / f"judged-{method}-{seed}"
-        shares[method].append(100 * read_right(judged, folder, each, judge))
+        made = generated(out / f"judged-{method}-{seed}", prompts, each, run=folder)
+        shares[method].append(share(made, each, LOOK, judge))
         found = f"loss {losses[method][-1]:.4f}, {shares[method][-1]:.0f} % read right"
         click.echo(f"{method}, seed {seed}: {found}", err=True)
     for method in METHODS:

@@ -88,8 +88,8 @@ def run(
     if output is not None and output.suffix != ".toml":
         raise UsageError("--output", f"{output} does not end with .toml")
     read = read_source(source, dataset, tool, number)
-    table = table_of(read.tool)
-    trained = model_of(read, table, model, disabled_plugins)
+    trained = model_of(read, table_of(read.tool), model, disabled_plugins)
+    table = table_of(read.tool, trained.family.name)
     found = translate(read, table, trained, output)
     drop_what_is_refused(found)
     text = as_toml(found, read)

@@ -88,6 +88,17 @@ class Context:
         found = self.value("output_dir") or self.value("training_folder")
         return single(found or "output")
 
+    @property
+    def trained_encoders(self) -> tuple[str, ...]:
+        """Return the text encoders that are trained in full beside the denoiser."""
+        if self.trains_lora or not self.is_on("train_text_encoder"):
+            return ()
+        return tuple(
+            name
+            for number, name in enumerate(self.model.encoders, 1)
+            if as_number(self.value(f"learning_rate_te{number}", 1) or 0)
+        )
+
     def is_on(self, key: str) -> bool:
         """Return whether another key is true."""
         return truth(self.value(key, False))

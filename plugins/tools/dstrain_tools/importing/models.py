@@ -15,8 +15,10 @@ from dstrain_tools.importing.tables import Table
 
 # A logger of dstrain, whose lines the command line shows.
 logger = get_logger("dstrain.importing")
-FLUX_DEV = "black-forest-labs/FLUX.1-dev"
-FLUX_SCHNELL = "black-forest-labs/FLUX.1-schnell"
+SDXL_NAMES = ("xl", "pony", "illustrious", "noob", "animagine")
+"""Parts of the names of published files of SDXL."""
+SDXL_KEYS = ("cache_text_encoder_outputs", "learning_rate_te1", "learning_rate_te2")
+"""Keys of sd-scripts that are SDXL's alone, where no file of another model is named."""
 ADVICE = "say which it is with --model: a family, or the id of a model, such as Qwen/Qwen-Image"
 
 
@@ -95,10 +97,21 @@ def _by_row(
         return Model(family, model_id, f"the folder of {Path(script).name}")
     is_larger = "720" in str(given.get("dit", "")) and "I2V-14B" in ids[word]
     model_id = ids[word].replace("480P", "720P") if is_larger else ids[word]
-    named = str(given.get("pretrained_model_name_or_path", "")).lower()
-    if model_id == FLUX_DEV and "schnell" in named:
-        model_id = FLUX_SCHNELL
+    files = (given.get(one) for one in ("pretrained_model_name_or_path", "dit"))
+    named = next((str(one) for one in files if one), "")
+    if family.knows(named):
+        _refuse_unsupported(family, named, where)
+        return Model(family, named, "pretrained_model_name_or_path")
+    model_id = _told_by_name(row, named, model_id)
     return Model(family, model_id, f"--{key} {word}" if key else script)
+
+
+def _told_by_name(row: Mapping[str, Any], named: str, model_id: str) -> str:
+    """Return the id that the name of a file or model tells, else the one given."""
+    for part, other in row.get("named", {}).items():
+        if part in named.lower():
+            return str(other)
+    return model_id
 
 
 def _of_origins(given: Mapping[str, Any], family: ModelFamily, where: str) -> str:
@@ -128,14 +141,13 @@ def _of_ai_toolkit(
         if family.knows(named):
             _refuse_unsupported(family, named, where)
     arch = str(given.get("model.arch") or "").partition(":")[0]
-    if not arch and str(given.get("model.is_flux")).lower() == "true":
-        arch = "flux"
+    for name in ("flux", "xl"):
+        if not arch and str(given.get(f"model.is_{name}")).lower() == "true":
+            arch = f"sd{name}" if name == "xl" else name
     for row in table.models:
         if fnmatchcase(arch, row["arch"]):
             family = _family(row["family"], families, where)
-            model_id = row["ids"][""]
-            if arch == "flux" and "schnell" in named.lower():
-                model_id = FLUX_SCHNELL
+            model_id = _told_by_name(row, named, row["ids"][""])
             if not model_id:
                 raise UsageError(where, f"model.name_or_path is {named}", ADVICE)
             return Model(family, model_id, f"model.arch {arch}")
@@ -151,7 +163,10 @@ def _kohya_script(given: Mapping[str, Any]) -> str:
     base = str(given.get("pretrained_model_name_or_path", "")).lower()
     if not base:
         return ""
-    return "sdxl_train_network.py" if "xl" in base else "train_network.py"
+    is_sdxl = any(one in base for one in SDXL_NAMES) or any(
+        key in given for key in SDXL_KEYS
+    )
+    return "sdxl_train_network.py" if is_sdxl else "train_network.py"
 
 
 def _family(name: str, families: Sequence[ModelFamily], where: str) -> ModelFamily:

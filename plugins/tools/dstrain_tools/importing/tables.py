@@ -87,9 +87,11 @@ class Table:
     """Whether a flag of the tool that dstrain has means the same here."""
 
 
-def table_of(tool: str) -> Table:
-    """Return the table of a tool."""
-    data = _read(tool.replace("-", "_"))
+def table_of(tool: str, family: str = "") -> Table:
+    """Return the table of a tool, or its own one of a family, where it has one."""
+    name = tool.replace("-", "_")
+    own = f"{name}_{family}"
+    data = _read(own if (FOLDER / f"{own}.json").is_file() else name)
     return Table(
         title=data["title"],
         run=_part(data["run"]),
@@ -105,16 +107,42 @@ def table_of(tool: str) -> Table:
 
 
 def _read(name: str) -> dict[str, Any]:
-    """Return a table with what it has from the one that it is like."""
+    """Return a table with what it has from the one that it is like; a default of null is
+    one that it does not have.
+    """
     data: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
     if "like" not in data:
         return data
     base = _read(data["like"])
     for part in ("run", "dataset"):
-        for kind in ("carried", "needless", "missing"):
-            data[part][kind] = {**base[part][kind], **data[part][kind]}
-        data["defaults"][part] = {**base["defaults"][part], **data["defaults"][part]}
-    return data
+        _without(base[part], data[part])
+        old, own = base[part], data[part]
+        own["carried"] = {**old["carried"], **own["carried"]}
+        for kind in ("needless", "missing"):
+            lines = {**old[kind], **own[kind]}
+            own[kind] = {
+                line: [*old[kind].get(line, ()), *own[kind].get(line, ())]
+                for line in lines
+            }
+        both = {**base["defaults"][part], **data["defaults"][part]}
+        kept = {key: value for key, value in both.items() if value is not None}
+        data["defaults"][part] = kept
+    return {**base, **data}
+
+
+def _without(base: dict[str, Any], own: Mapping[str, Any]) -> None:
+    """Take what a table says of keys from the one that it is like."""
+    said = [*own["carried"]]
+    for kind in ("needless", "missing"):
+        said += [key for keys in own[kind].values() for key in keys]
+    base["carried"] = {
+        key: rule for key, rule in base["carried"].items() if key not in said
+    }
+    for kind in ("needless", "missing"):
+        lines = base[kind].items()
+        base[kind] = {
+            line: [key for key in keys if key not in said] for line, keys in lines
+        }
 
 
 def _part(data: Mapping[str, Any]) -> Part:

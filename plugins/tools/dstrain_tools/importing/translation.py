@@ -14,6 +14,7 @@ from dstrain.plugin.commands import flags_by_name
 
 from dstrain_tools.importing.context import Context, Conversion, Model
 from dstrain_tools.importing.conversions import (
+    encoders,
     memory,
     model_files,
     network,
@@ -42,6 +43,7 @@ from dstrain_tools.importing.entries import (
 from dstrain_tools.importing.tables import Part, Rule, Table
 
 CONVERSIONS = (
+    encoders,
     memory,
     model_files,
     network,
@@ -181,6 +183,7 @@ def _place_trained(found: Translation, source: Source, context: Context) -> None
         except ValueError:
             # The report has the key of the timestep that cannot be read.
             name = context.model.family.default_trainable
+        name = ",".join([name, *context.trained_encoders])
         found.run["trainable_models"] = Setting(name, what)
 
 
@@ -248,6 +251,8 @@ def _place_default(
         if option not in place:
             place[option] = Setting(one, entry.place, True)
             found.defaults[key] = result.options
+    if result.lost:
+        found.outcomes.append(Outcome(entry, result))
 
 
 def _converted(

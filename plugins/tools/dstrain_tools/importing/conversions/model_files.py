@@ -25,6 +25,9 @@ def names_model(option: str, value: Any, context: Context) -> Result:
     model = context.model
     if not model.model_id:
         return Result(note=f"--model {model.family.name} is given")
+    if Path(str(value)).is_file():
+        files = json.dumps([str(value)])
+        return Result({option: model.model_id, "model_paths": files})
     note = ""
     if "/" in str(value) and value != model.model_id:
         note = f"{value} is {model.model_id} here; for files of your own use --model_id FOLDER"
@@ -51,6 +54,10 @@ def denoiser(context: Context) -> str:
 def model_file(option: str, value: Any, context: Context) -> Result:
     """Name a file of weights, if it is here: dstrain tells its component by its keys."""
     path = Path(str(value))
+    if str(value) == context.model.model_id:
+        return Result(note="is the model")
+    if path.is_dir():
+        return Result(lost=f"{path} is a folder: give it with --model_id {path}")
     is_expert = context.model.has_experts and context.key == "dit"
     expert = {}
     if is_expert and context.trains_lora:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dstrain_tools.importing.context import Context, truth
+from dstrain_tools.importing.context import Context, as_list, truth
 from dstrain_tools.importing.entries import Result
 
 
@@ -45,3 +45,15 @@ def training_adapter(option: str, value: Any, context: Context) -> Result:
     if found.lost:
         return Result(lost=f"{found.lost}, with @training_only at its end")
     return Result({option: f"{value}@training_only"}) if found.options else found
+
+
+def base_weights(option: str, value: Any, context: Context) -> Result:
+    """Name a LoRA that is merged before training; one for distilled models is named as
+    that, and left out of previews.
+    """
+    files = as_list(value)
+    if len(files) > 1:
+        return Result(lost=f"one file is merged: --{option} FILE")
+    if "adapter" in Path(str(files[0])).name:
+        return training_adapter(option, files[0], context)
+    return other_file(option, files[0], context)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from dstrain_tools.importing.context import Context, as_number, as_whole_number
+from dstrain_tools.importing.conversions.encoders import with_encoders
 from dstrain_tools.importing.conversions.plain import as_it_is
 from dstrain_tools.importing.entries import Result
 
@@ -21,6 +22,8 @@ OF_AI_TOOLKIT = 1000
 
 def rate(option: str, value: Any, context: Context) -> Result:
     """Give the learning rate, unless that of the denoiser is given too."""
+    if context.trained_encoders:
+        return Result({option: with_encoders(value, context)})
     if context.value("unet_lr") or context.value("train.unet_lr"):
         return Result(note="unet_lr takes precedence")
     return as_it_is(option, value, context)
@@ -29,15 +32,6 @@ def rate(option: str, value: Any, context: Context) -> Result:
 def denoiser_rate(option: str, value: Any, context: Context) -> Result:
     """Give the learning rate of the denoiser, which is what is trained."""
     return Result({option: value}) if value else Result(note="is empty")
-
-
-def encoder_rate(option: str, value: Any, context: Context) -> Result:
-    """Leave out the learning rate of text encoders that are not trained."""
-    if not value or context.is_on("network_train_unet_only"):
-        return Result(note="text encoders are not trained")
-    return Result(
-        lost="to train text encoders, give each a rate: --learning_rate dit=1e-4,text_encoder=1e-5"
-    )
 
 
 def scheduler(option: str, value: Any, context: Context) -> Result:

@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import Any
 
-from dstrain_tools.importing.context import Context, as_number
+from dstrain_tools.importing.context import Context, as_number, truth
 from dstrain_tools.importing.entries import Result
 
 SAMPLINGS = MappingProxyType(
@@ -95,6 +95,26 @@ def weighting(option: str, value: Any, context: Context) -> Result:
             lost=f"{value} is none of --loss_weighting: none, bsmntw, min_snr",
         )
     return Result({option: "none"})
+
+
+def v_prediction(option: str, value: Any, context: Context) -> Result:
+    """Train the variant that predicts v, whose noise leaves nothing of the image."""
+    if not truth(value):
+        return Result(note="is off")
+    if context.is_on("zero_terminal_snr"):
+        return Result({option: "v"})
+    return Result(
+        {option: "v"}, "the last timestep is noise alone, as with zero_terminal_snr"
+    )
+
+
+def terminal_snr(option: str, value: Any, context: Context) -> Result:
+    """Leave it to the variant whether noise leaves something of the image."""
+    if not truth(value):
+        return Result(note="is off")
+    if context.is_on("v_parameterization"):
+        return Result(note="variant v has it")
+    return Result(lost="only --variant v has it, which predicts v")
 
 
 def loss_kind(option: str, value: Any, context: Context) -> Result:

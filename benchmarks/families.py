@@ -1,0 +1,206 @@
+"""What each family learns of the demo's digits: a small model of each, trained in full,
+then a LoRA of a new look on it, both in two stages, by the demo's steps, batches and
+learning rates; Qwen-Image's share that is read right is what the others are measured by.
+
+Qwen-Image has the demo's VAE. Those of the other families are trained here first, for
+less than a minute, on digits in both looks.
+"""
+
+import json
+import math
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
+
+import click
+import torch
+from dstrain import TrainConfig
+from dstrain.registry import load_family
+from on_digits import DEMO, generated, of_base, of_lora, share, two_stages
+from report import table
+from safetensors import safe_open
+from small_vae import train_vae
+
+VAE = MappingProxyType({"block_out_channels": (16, 32, 32, 32)})
+"""Sizes of the VAEs that are trained here."""
+
+
+@dataclass(frozen=True)
+class Small:
+    """A family's toy, made large enough to learn digits: about 2.5 million weights."""
+
+    sizes: Mapping[str, Mapping[str, Any]]
+    """Component -> entries of its configuration that replace the toy's own."""
+    vae: Path | None = None
+    """A trained VAE; None to train the family's own."""
+
+
+FAMILIES: Mapping[str, Small] = MappingProxyType(
+    {
+        "qwen_image": Small(
+            {
+                "dit": {
+                    "num_layers": 4,
+                    "attention_head_dim": 32,
+                    "num_attention_heads": 4,
+                    "axes_dims_rope": (8, 12, 12),
+                }
+            },
+            DEMO / "vae",
+        ),
+        "flux": Small(
+            {
+                "dit": {
+                    "num_layers": 2,
+                    "num_single_layers": 5,
+                    "attention_head_dim": 32,
+                    "num_attention_heads": 4,
+                    "axes_dims_rope": (8, 12, 12),
+                },
+                "vae": VAE,
+            }
+        ),
+    }
+)
+HEAD = (
+    "family",
+    "weights, million",
+    "full: read right, of 100",
+    "least and most",
+    "LoRA: read right, in the look",
+    "least and most",
+    "minutes",
+)
+
+
+def write_model(folder: Path, name: str, vae_steps: int) -> float:
+    """Write the small model of a family, with a trained VAE; return how many million
+    weights its denoiser has.
+    """
+    from digits import TRAIN, strokes
+
+    small, family = FAMILIES[name], load_family(name)
+    family.load("toy")(folder, family.variants[0], 0, small.sizes)
+    if small.vae is None:
+        torch.manual_seed(0)
+        train_vae(folder / "vae", torch.from_numpy(strokes()[0][:TRAIN]), vae_steps)
+    else:
+        shutil.rmtree(folder / "vae")
+        shutil.copytree(small.vae, folder / "vae")
+    folders = {one.name: one.folder for one in family.load("components")}
+    denoiser = folder / folders[family.default_trainable]
+    count = 0
+    for file in denoiser.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            names = list(opened.keys())
+            shapes = [opened.get_slice(key).get_shape() for key in names]
+        count += sum(map(math.prod, shapes))
+    return count / 1e6
+
+
+def judged(
+    out: Path, name: str, seed: int, steps: tuple[int, int], each: int, judge: Any
+) -> tuple[float, float]:
+    """Train a family's model in full and then a LoRA on it; return how many of 100 images
+    of each are read right and are in its look.
+    """
+    from digits import LOOK, PLAIN, caption
+
+    shared = {
+        "model": name,
+        "model_id": str(out / "model"),
+        "feature_cache": out / "cache",
+        "seed": seed,
+    }
+    trained = load_family(name).default_trainable
+    shares = []
+    full, lora = (out / f"{kind}-{seed}" for kind in ("full", "lora"))
+    given = of_base(steps[0]) | {"dataset_base_path": out.parent / "digits"}
+    two_stages(
+        TrainConfig(**shared, **given, trainable_models=trained, output_path=full)
+    )
+    weights = full / f"step-{steps[0]}.safetensors"
+    given = of_lora(steps[1]) | {"dataset_base_path": out.parent / "look"}
+    given["model_paths"] = json.dumps([str(weights)])
+    two_stages(
+        TrainConfig(**shared, **given, lora_base_model=trained, output_path=lora)
+    )
+    for folder, look in ((full, PLAIN), (lora, LOOK)):
+        prompts = [caption(digit, look) for digit in range(10)]
+        made = generated(folder / "judged", prompts, each, model=name, run=folder)
+        shares.append(share(made, each, look, judge))
+    return shares[0], shares[1]
+
+
+def rows_of(
+    out: Path,
+    names: tuple[str, ...],
+    steps: tuple[int, int],
+    vae_steps: int,
+    seeds: int,
+    each: int,
+    count: int,
+) -> Iterator[tuple[str, ...]]:
+    """Train and judge each family; yield the rows of the table."""
+    sys.path.insert(0, str(DEMO))
+    from digits import LOOK, LOOK_IMAGES, TRAIN, Judge, write
+
+    judge = Judge()
+    write(out / "digits", count=min(TRAIN, count))
+    write(out / "look", LOOK, min(LOOK_IMAGES, count))
+    for name in names:
+        start = time.monotonic()
+        folder = out / name
+        weights = write_model(folder / "model", name, vae_steps)
+        pairs = []
+        for seed in range(seeds):
+            pairs.append(judged(folder, name, seed, steps, each, judge))
+            click.echo(f"{name}, seed {seed}: {pairs[-1]}", err=True)
+        cells = []
+        for shares in zip(*pairs, strict=True):
+            cells.append(f"{statistics.fmean(shares):.0f}")
+            cells.append(f"{min(shares):.0f} to {max(shares):.0f}")
+        minutes = (time.monotonic() - start) / 60
+        yield (name, f"{weights:.1f}", *cells, f"{minutes:.1f}")
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(list(FAMILIES)))
+@click.option("--full_steps", default=500, show_default=True)
+@click.option("--lora_steps", default=250, show_default=True)
+@click.option("--vae_steps", default=400, show_default=True)
+@click.option("--seeds", default=3, show_default=True)
+@click.option("--each", default=10, show_default=True, help="Images of each digit.")
+@click.option("--images", default=1500, show_default=True, help="Digits to train on.")
+def main(
+    names: tuple[str, ...],
+    full_steps: int,
+    lora_steps: int,
+    vae_steps: int,
+    seeds: int,
+    each: int,
+    images: int,
+) -> None:
+    """Print the table of the families NAMES, by default all."""
+    with TemporaryDirectory() as folder:
+        rows = rows_of(
+            Path(folder),
+            names or tuple(FAMILIES),
+            (full_steps, lora_steps),
+            vae_steps,
+            seeds,
+            each,
+            images,
+        )
+        click.echo(table(HEAD, list(rows)))
+
+
+if __name__ == "__main__":
+    main()
