@@ -36,35 +36,33 @@ VAE = MappingProxyType({"block_out_channels": (16, 32, 32, 32)})
 class Small:
     """A family's toy, made large enough to learn digits: about 2.5 million weights."""
 
-    sizes: Mapping[str, Mapping[str, Any]]
-    """Component -> entries of its configuration that replace the toy's own."""
+    denoiser: Mapping[str, Any]
+    """Entries of the denoiser's configuration that replace the toy's own."""
     vae: Path | None = None
     """A trained VAE; None to train the family's own."""
 
 
+WIDTH = MappingProxyType({"attention_head_dim": 32, "num_attention_heads": 4})
 FAMILIES: Mapping[str, Small] = MappingProxyType(
     {
         "qwen_image": Small(
-            {
-                "dit": {
-                    "num_layers": 4,
-                    "attention_head_dim": 32,
-                    "num_attention_heads": 4,
-                    "axes_dims_rope": (8, 12, 12),
-                }
-            },
-            DEMO / "vae",
+            {**WIDTH, "num_layers": 4, "axes_dims_rope": (8, 12, 12)}, DEMO / "vae"
         ),
         "flux": Small(
             {
-                "dit": {
-                    "num_layers": 2,
-                    "num_single_layers": 5,
-                    "attention_head_dim": 32,
-                    "num_attention_heads": 4,
-                    "axes_dims_rope": (8, 12, 12),
-                },
-                "vae": VAE,
+                **WIDTH,
+                "num_layers": 2,
+                "num_single_layers": 5,
+                "axes_dims_rope": (8, 12, 12),
+            }
+        ),
+        "z_image": Small(
+            {
+                "dim": 128,
+                "n_heads": 4,
+                "n_kv_heads": 4,
+                "n_layers": 7,
+                "axes_dims": (8, 12, 12),
             }
         ),
     }
@@ -76,7 +74,7 @@ HEAD = (
     "least and most",
     "LoRA: read right, in the look",
     "least and most",
-    "minutes",
+    "CPU minutes",
 )
 
 
@@ -87,7 +85,10 @@ def write_model(folder: Path, name: str, vae_steps: int) -> float:
     from digits import TRAIN, strokes
 
     small, family = FAMILIES[name], load_family(name)
-    family.load("toy")(folder, family.variants[0], 0, small.sizes)
+    sizes = {family.default_trainable: small.denoiser}
+    if small.vae is None:
+        sizes["vae"] = VAE
+    family.load("toy")(folder, family.variants[0], 0, sizes)
     if small.vae is None:
         torch.manual_seed(0)
         train_vae(folder / "vae", torch.from_numpy(strokes()[0][:TRAIN]), vae_steps)
@@ -119,7 +120,10 @@ def judged(
         "feature_cache": out / "cache",
         "seed": seed,
     }
-    trained = load_family(name).default_trainable
+    family = load_family(name)
+    trained = family.default_trainable
+    # The scale of guidance that is none.
+    scale = family.spec(family.variants[0]).no_guidance
     shares = []
     full, lora = (out / f"{kind}-{seed}" for kind in ("full", "lora"))
     given = of_base(steps[0]) | {"dataset_base_path": out.parent / "digits"}
@@ -134,7 +138,9 @@ def judged(
     )
     for folder, look in ((full, PLAIN), (lora, LOOK)):
         prompts = [caption(digit, look) for digit in range(10)]
-        made = generated(folder / "judged", prompts, each, model=name, run=folder)
+        made = generated(
+            folder / "judged", prompts, each, scale, model=name, run=folder
+        )
         shares.append(share(made, each, look, judge))
     return shares[0], shares[1]
 
@@ -156,7 +162,7 @@ def rows_of(
     write(out / "digits", count=min(TRAIN, count))
     write(out / "look", LOOK, min(LOOK_IMAGES, count))
     for name in names:
-        start = time.monotonic()
+        start = time.process_time()
         folder = out / name
         weights = write_model(folder / "model", name, vae_steps)
         pairs = []
@@ -167,7 +173,7 @@ def rows_of(
         for shares in zip(*pairs, strict=True):
             cells.append(f"{statistics.fmean(shares):.0f}")
             cells.append(f"{min(shares):.0f} to {max(shares):.0f}")
-        minutes = (time.monotonic() - start) / 60
+        minutes = (time.process_time() - start) / 60
         yield (name, f"{weights:.1f}", *cells, f"{minutes:.1f}")
 
 

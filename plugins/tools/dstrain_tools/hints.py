@@ -7,18 +7,21 @@ from types import MappingProxyType
 
 TABLE = Path(__file__).with_suffix(".json")
 FAMILIES = "no family here trains it; `dstrain models` lists what can be trained"
-MODELS = (
-    "sd",
-    "sd1*",
-    "sd2*",
-    "sd3*",
-    "sdxl*",
-    "pony*",
-    "hunyuan*",
-    "lumina*",
-    "anima*",
-)
+MODELS = ("sd", "sd1*", "sd2*", "sd3*", "hunyuan*", "lumina*", "anima*")
 """Names by which other trainers call models that no family of this project trains."""
+NAMES = MappingProxyType(
+    {
+        "use --model sdxl": ("STABLE_DIFFUSION_XL_*", "stable_diffusion_xl*"),
+        "it is an SDXL in one file: use --model sdxl --model_paths FILE": (
+            "illustrious*",
+            "noob*",
+            "pony*",
+        ),
+        "use --model z_image": ("Z_IMAGE", "z-image*", "zimage*"),
+        "use --model flux2": ("FLUX_2", "flux2_klein*", "flux_2"),
+    }
+)
+"""Families here -> their names in OneTrainer, ai-toolkit, SimpleTuner and musubi-tuner."""
 VARIABLES = MappingProxyType(
     {
         "DIFFSYNTH_ATTENTION_IMPLEMENTATION": "attention is what DIFFUSERS_ATTN_BACKEND names, by default torch's own",
@@ -42,5 +45,6 @@ def hints() -> dict[str, str]:
     """
     options = {f"--{flag}": line for line, flags in advice().items() for flag in flags}
     models = {f"--model {name}": FAMILIES for name in MODELS}
+    models |= {f"--model {name}": line for line, one in NAMES.items() for name in one}
     variables = {f"${name}": why for name, why in VARIABLES.items()}
     return {**options, **models, **variables}

@@ -162,12 +162,27 @@ def test_the_names_of_other_trainers_are_answered_as_their_page_says(
     assert answered > 80
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sd3", "no family here trains it"),
+        ("STABLE_DIFFUSION_XL_10_BASE", "use --model sdxl"),
+        ("ponyDiffusionV6XL", "--model_paths FILE"),
+        ("zimage:turbo", "use --model z_image"),
+        ("z-image", "use --model z_image"),
+        ("FLUX_2", "use --model flux2"),
+        ("flux2_klein_4b", "use --model flux2"),
+        ("fluxx", ""),
+    ],
+)
 @pytest.mark.usefixtures("runs")
-def test_a_model_that_no_family_trains_is_said_to_be_one(capsys: Printed) -> None:
-    assert main(["--model", "sdxl", "--dataset_base_path", "x"]) == 2
-    assert "no family here trains it" in capsys.readouterr().err
-    assert main(["--model", "fluxx", "--dataset_base_path", "x"]) == 2
-    assert "no family here" not in capsys.readouterr().err
+def test_a_model_by_another_trainers_name_is_said_to_be_a_familys_or_nones(
+    name: str, said: str, capsys: Printed
+) -> None:
+    assert main(["--model", name, "--dataset_base_path", "x"]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert bool(said) == bool("use --model" in shown or "no family here" in shown)
 
 
 @pytest.mark.usefixtures("runs")

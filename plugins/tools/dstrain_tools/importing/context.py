@@ -90,14 +90,39 @@ class Context:
 
     @property
     def trained_encoders(self) -> tuple[str, ...]:
-        """Return the text encoders that are trained in full beside the denoiser."""
-        if self.trains_lora or not self.is_on("train_text_encoder"):
-            return ()
-        return tuple(
-            name
-            for number, name in enumerate(self.model.encoders, 1)
-            if as_number(self.value(f"learning_rate_te{number}", 1) or 0)
+        """Return the text encoders that are trained: where the tool does so by itself, all
+        unless told otherwise, else those that it is told to.
+        """
+        is_told = self.is_on("train_text_encoder") or self.is_on(
+            "train.train_text_encoder"
         )
+        if self.trains_lora and self.table.lora_of_encoders:
+            is_told = not self.is_on("network_train_unet_only")
+        if not self.table.trains_encoders or not is_told:
+            return ()
+        return tuple(name for name in self.model.encoders if self.encoder_rate(name))
+
+    def encoder_rate(self, encoder: str) -> Any:
+        """Return the learning rate of a text encoder, 0 if it is not trained; that of the
+        denoiser where it has none of its own.
+        """
+        number = self.model.encoders.index(encoder)
+        key = "text_encoder_lr" if self.trains_lora else f"learning_rate_te{number + 1}"
+        for name in (key, f"train.{key}"):
+            rates = [one for one in as_list(self.value(name, [])) if one is not None]
+            if rates:
+                rate = rates[min(number, len(rates) - 1)]
+                return rate if as_number(rate) else 0
+        return self.denoiser_rate
+
+    @property
+    def denoiser_rate(self) -> Any:
+        """Return the learning rate of the denoiser."""
+        for key in ("unet_lr", "train.unet_lr", "learning_rate", "train.lr"):
+            if self.value(key):
+                return self.value(key)
+        defaults = self.table.defaults["run"]
+        return defaults.get("learning_rate", defaults.get("train.lr"))
 
     def is_on(self, key: str) -> bool:
         """Return whether another key is true."""

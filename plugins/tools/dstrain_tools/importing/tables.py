@@ -85,6 +85,10 @@ class Table:
     """The tool's shift of timesteps, where none is given."""
     same_names: bool = False
     """Whether a flag of the tool that dstrain has means the same here."""
+    trains_encoders: bool = False
+    """Whether text encoders of the family are trained if the tool trains them."""
+    lora_of_encoders: bool = False
+    """Whether the tool adds LoRA to text encoders unless told otherwise."""
 
 
 def table_of(tool: str, family: str = "") -> Table:
@@ -103,6 +107,8 @@ def table_of(tool: str, family: str = "") -> Table:
         switches=_by_key(data.get("switches", {})),
         shift=data.get("shift", 1.0),
         same_names=data.get("same_names", False),
+        trains_encoders=data.get("trains_encoders", False),
+        lora_of_encoders=data.get("lora_of_encoders", False),
     )
 
 

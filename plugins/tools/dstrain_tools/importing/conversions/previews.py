@@ -21,6 +21,10 @@ VIDEO_SETTINGS = ("sample.num_frames", "sample.fps")
 PROMPTS = ("sample_prompts", "sample.prompts", "sample.samples")
 LARGE_STEPS_OF, LARGE_STEP = "ti2v-5b", 32
 """The variant whose sides are multiples of more than 16 pixels, and of how many."""
+EMBEDDED = ("flux2", "dev")
+"""The variant of FLUX.2 whose guidance is embedded, as FLUX's is."""
+SCALE_FROM_ZERO = "z_image"
+"""The family whose scale of guidance is 1 less than that of those tools."""
 TRIGGER = "[trigger]"
 """What stands in prompts of ai-toolkit for its trigger word."""
 MARKS = {
@@ -127,7 +131,8 @@ def _tables(rows: object) -> Sequence[Mapping[str, Any]]:
 def _names(context: Context) -> dict[str, str]:
     """Return marks by names in tables, where FLUX's guidance is the embedded one."""
     names = {name: mark for mark, (_, keys) in MARKS.items() for name in keys}
-    if context.model.family.name == "flux":
+    family, variant = context.model.family.name, context.model.variant
+    if family == "flux" or (family, variant) == EMBEDDED:
         del names["guidance_scale"]
     return names
 
@@ -169,6 +174,8 @@ def _previews(
             for mark, (values, _) in MARKS.items()
             if mark in asked and re.fullmatch(values, asked[mark])
         }
+        if context.model.family.name == SCALE_FROM_ZERO and "l" in own:
+            own["l"] = f"{max(float(own['l']) - 1, 0):g}"
         sides = [own.pop(mark, "") for mark in "wh"]
         if all(sides):
             # What those tools would make.

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dstrain_tools.importing.context import Context, as_number, as_whole_number
-from dstrain_tools.importing.conversions.encoders import with_encoders
+from dstrain_tools.importing.conversions.encoders import rates
 from dstrain_tools.importing.conversions.plain import as_it_is
 from dstrain_tools.importing.entries import Result
 
@@ -23,7 +23,7 @@ OF_AI_TOOLKIT = 1000
 def rate(option: str, value: Any, context: Context) -> Result:
     """Give the learning rate, unless that of the denoiser is given too."""
     if context.trained_encoders:
-        return Result({option: with_encoders(value, context)})
+        return Result({option: rates(context)})
     if context.value("unet_lr") or context.value("train.unet_lr"):
         return Result(note="unet_lr takes precedence")
     return as_it_is(option, value, context)
@@ -31,6 +31,8 @@ def rate(option: str, value: Any, context: Context) -> Result:
 
 def denoiser_rate(option: str, value: Any, context: Context) -> Result:
     """Give the learning rate of the denoiser, which is what is trained."""
+    if context.trained_encoders:
+        return Result({option: rates(context)})
     return Result({option: value}) if value else Result(note="is empty")
 
 

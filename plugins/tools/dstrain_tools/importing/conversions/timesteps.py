@@ -13,6 +13,7 @@ SAMPLINGS = MappingProxyType(
         "linear": "uniform",
         "shift": "logit_normal",
         "flux_shift": "logit_normal",
+        "flux2_shift": "logit_normal",
         "qwen_shift": "logit_normal",
         "weighted": "uniform",
     }
@@ -29,7 +30,9 @@ OF_SIGMA = MappingProxyType(
 """weighting_scheme -> distribution of `timestep_sampling sigma`."""
 SHIFTED = ("sigma", "shift")
 """Those that use discrete_flow_shift."""
-OF_SIGMOID = ("sigmoid", "shift", "flux_shift", "qwen_shift")
+BY_SIZE = ("flux_shift", "flux2_shift", "qwen_shift")
+"""Those that shift a sigmoid by the size of the image."""
+OF_SIGMOID = ("sigmoid", "shift", *BY_SIZE)
 """Those that use sigmoid_scale."""
 
 
@@ -46,7 +49,7 @@ def timesteps(option: str, value: Any, context: Context) -> Result:
         )
     if name not in SHIFTED:
         near = "the shift is the model's own, and not that of each image's size"
-        return Result(found, near if name in ("flux_shift", "qwen_shift") else "")
+        return Result(found, near if name in BY_SIZE else "")
     shift = context.value("discrete_flow_shift", context.table.shift)
     return Result({**found, "timestep_shift": as_number(shift)})
 

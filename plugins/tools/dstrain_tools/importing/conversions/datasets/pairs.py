@@ -17,7 +17,12 @@ from dstrain_tools.importing.conversions.datasets.frames import reads_videos
 from dstrain_tools.importing.entries import NoCounterpart, Result
 
 CONTROLS = MappingProxyType(
-    {"qwen_image": "edit_image", "flux": "kontext_images", "wan": "control_video"}
+    {
+        "qwen_image": "edit_image",
+        "flux": "kontext_images",
+        "flux2": "edit_image",
+        "wan": "control_video",
+    }
 )
 """Family -> the column of what an image or video is made from, as the specs of its variants
 have it, which import torch.

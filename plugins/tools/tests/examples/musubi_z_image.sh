@@ -1,0 +1,11 @@
+accelerate launch --num_cpu_threads_per_process 1 --mixed_precision bf16 src/musubi_tuner/zimage_train_network.py \
+    --dit /models/z_image_turbo_bf16.safetensors --vae /models/ae.safetensors \
+    --text_encoder /models/qwen_3_4b.safetensors --base_weights zimage_turbo_training_adapter_v2.safetensors \
+    --dataset_config musubi_qwen_image_dataset.toml \
+    --sdpa --mixed_precision bf16 --fp8_base --fp8_scaled --fp8_llm --use_32bit_attention \
+    --timestep_sampling shift --weighting_scheme none --discrete_flow_shift 2.0 \
+    --optimizer_type adamw8bit --learning_rate 1e-4 --gradient_checkpointing \
+    --max_data_loader_n_workers 2 --persistent_data_loader_workers --blocks_to_swap 20 \
+    --network_module networks.lora_zimage --network_dim 32 \
+    --max_train_epochs 16 --save_every_n_epochs 1 --seed 42 \
+    --output_dir output --output_name ink
