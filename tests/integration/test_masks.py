@@ -26,8 +26,10 @@ VARIANTS = (
     ("flux2", "klein"),
     ("wan", "t2v"),
     ("wan", "ti2v-5b"),
+    ("z_image", "base"),
+    ("sdxl", "base"),
+    ("flux2", "klein-base"),
 )
-LORA = TrainedSet(lora="dit")
 MASKED: dict[str, Any] = {"mask_column": "mask", "unmasked_weight": 0.1}
 
 
@@ -64,13 +66,14 @@ def of_latents(found: Outcome) -> list[torch.Size]:
 def test_with_masks_split_equals_unsplit_bit_for_bit(
     tested: FamilyUnderTest, tmp_path: Path
 ) -> None:
+    lora = TrainedSet(lora=tested.family.default_trainable)
     data: dict[str, Any] = {"dataset_base_path": with_masks(tested, tmp_path / "masks")}
-    plain = outcome(tested.run(tested.setup(LORA, **data)))
-    unsplit = outcome(tested.run(tested.setup(LORA, **data, **MASKED)))
+    plain = outcome(tested.run(tested.setup(lora, **data)))
+    unsplit = outcome(tested.run(tested.setup(lora, **data, **MASKED)))
     data_process(
-        tested.setup(LORA, task="sft:data_process", **data, **MASKED), processes()
+        tested.setup(lora, task="sft:data_process", **data, **MASKED), processes()
     )
-    split = outcome(tested.run(tested.setup(LORA, task="sft:train", **data, **MASKED)))
+    split = outcome(tested.run(tested.setup(lora, task="sft:train", **data, **MASKED)))
     assert differences(unsplit, split) == []
     latents, weight = of_latents(split)
     assert weight == (1, *[1] * (len(latents) - 3), *latents[-2:])

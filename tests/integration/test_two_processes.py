@@ -14,6 +14,7 @@ import pytest
 import torch
 from dstrain import TrainConfig
 from dstrain.cli.main import main
+from dstrain.registry import load_family
 from dstrain.runs.resolve import resolve
 from dstrain.testing.rows import usual_size, write_rows
 
@@ -26,16 +27,17 @@ FAMILIES = {
     "qwen_image": "text_encoder",
     "flux": "text_encoder_1",
     "wan": "text_encoder",
-    "flux2": "text_encoder",
     "z_image": "text_encoder",
+    "sdxl": "text_encoder_2",
+    "flux2": "text_encoder",
 }
 """Family -> one of its text encoders."""
 TRAINED: dict[str, dict[str, Any]] = {
     "LoRA": {"lora_rank": 4},
-    "dit": {"trainable_models": "dit"},
+    "denoiser": {"trainable_models": "{denoiser}"},
     "text encoder": {"trainable_models": "{text_encoder}"},
     "LoRA on fp8 in RAM": {
-        "lora_rank": 4, "fp8_models": "dit", "blocks_to_swap": 1, "offload_models": "{text_encoder}",
+        "lora_rank": 4, "fp8_models": "{denoiser}", "blocks_to_swap": 1, "offload_models": "{text_encoder}",
     },
 }  # fmt: skip
 EVERYDAY = tuple(zip(FAMILIES, (*TRAINED,)[:3], strict=False))
@@ -43,9 +45,9 @@ EVERYDAY = tuple(zip(FAMILIES, (*TRAINED,)[:3], strict=False))
 CASES = everyday.cases(product(FAMILIES, TRAINED), EVERYDAY.__contains__)
 SHARDED: dict[str, dict[str, Any]] = {
     "LoRA": {"lora_rank": 4, "use_gradient_checkpointing": True},
-    "in full": {"trainable_models": "dit"},
+    "in full": {"trainable_models": "{denoiser}"},
     "in full on bf16": {
-        "trainable_models": "dit", "learning_rate": 1e-4, "use_gradient_checkpointing": True,
+        "trainable_models": "{denoiser}", "learning_rate": 1e-4, "use_gradient_checkpointing": True,
         "mixed_precision": "bf16",
     },
 }  # fmt: skip
@@ -73,6 +75,18 @@ def flags(family: str, folder: Path, variant: str | None = None) -> dict[str, An
         "learning_rate": 1e-3, "height": size.height, "width": size.width, "mixed_precision": "no",
         "num_frames": size.frames if "video" in str(spec.inputs) else None, "batch_size": 1,
     }  # fmt: skip
+
+
+def named(options: dict[str, Any], family: str) -> dict[str, Any]:
+    """Return options with the components of a family in them."""
+    names = {
+        "denoiser": load_family(family).default_trainable,
+        "text_encoder": FAMILIES[family],
+    }
+    return {
+        name: value.format(**names) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
 
 
 def check_two_as_one(given: dict[str, Any], folder: Path, sharded: bool) -> None:
@@ -110,23 +124,22 @@ def launch(given: dict[str, Any], folder: Path, sharded: bool) -> None:
 
 @pytest.mark.parametrize(("family", "trained"), CASES)
 def test_two_processes_train_as_one(family: str, trained: str, tmp_path: Path) -> None:
-    kind = {
-        name: str(value).format(text_encoder=FAMILIES[family])
-        for name, value in TRAINED[trained].items()
-    }
-    check_two_as_one({**flags(family, tmp_path), **kind}, tmp_path, sharded=False)
+    given = {**flags(family, tmp_path), **named(TRAINED[trained], family)}
+    check_two_as_one(given, tmp_path, sharded=False)
 
 
 @pytest.mark.parametrize(("family", "trained"), SHARDED_CASES)
 def test_two_processes_that_shard_train_as_one_and_resume(
     family: str, trained: str, tmp_path: Path
 ) -> None:
-    given = {**flags(family, tmp_path), "save_steps": 3, **SHARDED[trained]}
+    own = named(SHARDED[trained], family)
+    given = {**flags(family, tmp_path), "save_steps": 3, **own}
     check_two_as_one(given, tmp_path, sharded=True)
     two, on = tmp_path / "two", tmp_path / "on"
     assert len(log(two)) == 4
     said = (two / "logs/dstrain.log").read_text()
-    assert "sharding: dit sharded over all processes, 2 processes" in said
+    denoiser = load_family(family).default_trainable
+    assert f"sharding: {denoiser} sharded over all processes, 2 processes" in said
     shutil.copytree(two, on)
     shutil.rmtree(on / "states/step-4")
     launch({**given, "output_path": on, "resume": True}, tmp_path, sharded=True)
