@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -28,6 +29,8 @@ from report import table
 from safetensors import safe_open
 from small_vae import train_vae
 
+TOKENS = 96
+"""Tokens of a prompt of digits, at most."""
 VAE = MappingProxyType({"block_out_channels": (16, 32, 32, 32)})
 """Sizes of the VAEs that are trained here."""
 
@@ -40,6 +43,14 @@ class Small:
     """Entries of the denoiser's configuration that replace the toy's own."""
     vae: Path | None = None
     """A trained VAE; None to train the family's own."""
+    variant: str = ""
+    """Its variant; '' for the toy's own, the first."""
+    learning_rate: float = 1e-3
+    """That of full training; the LoRA has twice as much."""
+    tokens: str = ""
+    """The constant of its code that says to how many tokens prompts are padded, which is
+    made `TOKENS`: on a CPU the published 512 would take most of the time.
+    """
 
 
 FAMILIES: Mapping[str, Small] = MappingProxyType(
@@ -60,7 +71,28 @@ FAMILIES: Mapping[str, Small] = MappingProxyType(
                 "n_kv_heads": 4,
                 "n_layers": 4,
                 "axes_dims": (8, 12, 12),
+            },
+            learning_rate=3e-3,
+        ),
+        "sdxl": Small(
+            {
+                "block_out_channels": (64, 128, 128),
+                "layers_per_block": 1,
+                "norm_num_groups": 8,
+                "transformer_layers_per_block": (1, 1, 1),
+                "attention_head_dim": (2, 4, 4),
             }
+        ),
+        "flux2": Small(
+            {
+                "num_layers": 2,
+                "num_single_layers": 2,
+                "attention_head_dim": 32,
+                "num_attention_heads": 4,
+                "axes_dims_rope": (8, 8, 8, 8),
+            },
+            variant="klein-base",
+            tokens="dstrain_flux2.units:TOKENS",
         ),
     }
 )
@@ -82,10 +114,13 @@ def write_model(folder: Path, name: str, vae_steps: int) -> float:
     from digits import TRAIN, strokes
 
     small, family = FAMILIES[name], load_family(name)
+    if small.tokens:
+        module, _, constant = small.tokens.partition(":")
+        setattr(import_module(module), constant, TOKENS)
     sizes = {family.default_trainable: small.denoiser}
     if small.vae is None:
         sizes["vae"] = VAE
-    family.load("toy")(folder, family.variants[0], 0, sizes)
+    family.load("toy")(folder, small.variant or family.variants[0], 0, sizes)
     if small.vae is None:
         torch.manual_seed(0)
         train_vae(folder / "vae", torch.from_numpy(strokes()[0][:TRAIN]), vae_steps)
@@ -111,24 +146,29 @@ def judged(
     """
     from digits import LOOK, PLAIN, caption
 
-    shared = {
+    family = load_family(name)
+    trained = family.default_trainable
+    # The scale of guidance that is none.
+    small = FAMILIES[name]
+    variant = small.variant or family.variants[0]
+    scale = family.spec(variant).no_guidance
+    shared: dict[str, Any] = {
         "model": name,
+        "variant": variant,
         "model_id": str(out / "model"),
         "feature_cache": out / "cache",
         "seed": seed,
     }
-    family = load_family(name)
-    trained = family.default_trainable
-    # The scale of guidance that is none.
-    scale = family.spec(family.variants[0]).no_guidance
     shares = []
     full, lora = (out / f"{kind}-{seed}" for kind in ("full", "lora"))
     given = of_base(steps[0]) | {"dataset_base_path": out.parent / "digits"}
+    given["learning_rate"] = small.learning_rate
     two_stages(
         TrainConfig(**shared, **given, trainable_models=trained, output_path=full)
     )
     weights = full / f"step-{steps[0]}.safetensors"
     given = of_lora(steps[1]) | {"dataset_base_path": out.parent / "look"}
+    given["learning_rate"] = 2 * small.learning_rate
     given["model_paths"] = json.dumps([str(weights)])
     two_stages(
         TrainConfig(**shared, **given, lora_base_model=trained, output_path=lora)
