@@ -35,6 +35,13 @@ CASES = {
     "kohya_flux.sh": "flux dev",
     "kohya_flux.toml": "flux dev",
     "kohya_flux_full.sh": "flux dev",
+    "kohya_sdxl.sh": "sdxl base",
+    "kohya_sdxl.toml": "sdxl base",
+    "musubi_z_image.sh": "z_image turbo",
+    "musubi_flux2.sh": "flux2 klein-base",
+    "ai_toolkit_sdxl.yaml": "sdxl base",
+    "ai_toolkit_z_image.yaml": "z_image turbo",
+    "ai_toolkit_flux2.yaml": "flux2 klein-base",
     "diffsynth_qwen_image.sh": "qwen_image base",
     "diffsynth_flux.sh": "flux dev",
     "diffsynth_wan.sh": "wan t2v-a14b",
@@ -48,6 +55,10 @@ TRAINED = (
     "musubi_qwen_image.sh",
     "ai_toolkit_flux.yaml",
     "kohya_flux.sh",
+    "kohya_sdxl.sh",
+    "ai_toolkit_sdxl.yaml",
+    "musubi_z_image.sh",
+    "ai_toolkit_flux2.yaml",
     "diffsynth_qwen_image.sh",
 )
 NOT_OF_TOYS = re.compile(
@@ -197,7 +208,7 @@ def test_advice_names_options_that_exist() -> None:
             assert set(re.findall(r"--(\w+)", text)) <= known, place.name
 
 
-@pytest.mark.parametrize("family", ("flux", "qwen_image", "wan"))
+@pytest.mark.parametrize("family", ("flux", "flux2", "qwen_image", "wan"))
 def test_what_is_known_of_a_family_is_what_its_specs_say(family: str) -> None:
     record = load_family(family)
     specs = [record.spec(variant) for variant in record.variants]

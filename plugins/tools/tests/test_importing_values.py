@@ -14,7 +14,15 @@ Import = Callable[..., Any]
 WAN = "python wan_train_network.py --task t2v-1.3B --network_module networks.lora_wan"
 FLUX = "python flux_train_network.py --network_module networks.lora_flux"
 QWEN = "python qwen_image_train_network.py --network_module networks.lora_qwen_image"
-SCRIPTS = {"wan": WAN, "flux": FLUX, "qwen": QWEN, "full": "python flux_train.py"}
+SDXL = "python sdxl_train_network.py --network_module networks.lora"
+SCRIPTS = {
+    "wan": WAN,
+    "flux": FLUX,
+    "qwen": QWEN,
+    "sdxl": SDXL,
+    "full": "python flux_train.py",
+    "sdxl_full": "python sdxl_train.py",
+}
 VALUES = json.loads(Path(__file__).with_name("values.json").read_text())
 """Script -> flags of a command -> our options; null for one that is not written. Without a
 flag there are defaults that change numbers. Below "dataset" are tables of musubi-tuner, below

@@ -1,2 +1,0 @@
-# Z-Image
-python zimage_train_network.py --dit a.safetensors
