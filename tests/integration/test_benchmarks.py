@@ -40,6 +40,10 @@ ARGUMENTS = MappingProxyType(
             *("--full_steps", "1", "--lora_steps", "1"),
             *("--seeds", "1", "--each", "1", "--images", "8"),
         ),
+        "families": (
+            *("z_image", "--full_steps", "1", "--lora_steps", "1"),
+            *("--vae_steps", "2", "--seeds", "1", "--each", "1", "--images", "8"),
+        ),
         "guidance": (
             *("--steps", "1", "--seeds", "1", "--each", "1", "--images", "8"),
         ),
@@ -57,14 +61,24 @@ SMALLER = MappingProxyType(
 )
 """Constants of a script that no flag changes."""
 LONG = frozenset(
-    {"batches", "guidance", "masks", "prior", "quantized_gate", "train_step"}
+    {
+        "batches",
+        "families",
+        "guidance",
+        "masks",
+        "prior",
+        "quantized_gate",
+        "train_step",
+    }
 )
 """Scripts that train for seconds even so; they are left to `make everything`."""
 STARTS_PROCESSES = ("cache_rows", "loading", "startup")
 """Scripts whose figures are of processes of their own. Here the figures do not count, so
 the processes are forks, which need not import torch again.
 """
-WITHOUT = frozenset({"distill", "empty_family", "on_digits", "report", "workload"})
+WITHOUT = frozenset(
+    {"distill", "empty_family", "on_digits", "report", "small_vae", "workload"}
+)
 """`distill` needs what `make demo` trains; the others are parts."""
 
 
