@@ -26,9 +26,7 @@ VARIANTS = (
     ("flux2", "klein"),
     ("wan", "t2v"),
     ("wan", "ti2v-5b"),
-    ("z_image", "base"),
     ("sdxl", "base"),
-    ("flux2", "klein-base"),
 )
 MASKED: dict[str, Any] = {"mask_column": "mask", "unmasked_weight": 0.1}
 
