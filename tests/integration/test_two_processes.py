@@ -28,7 +28,6 @@ FAMILIES = {
     "flux": "text_encoder_1",
     "wan": "text_encoder",
     "z_image": "text_encoder",
-    "sdxl": "text_encoder_2",
     "flux2": "text_encoder",
 }
 """Family -> one of its text encoders."""
