@@ -221,7 +221,7 @@ class StandIns:
                 self._place(model_id, pattern, own)
         for component in needed:
             if component.is_folder:
-                self._place_folder(component)
+                self._place_folder(component, origins[0][0])
 
     def _published(
         self, model_id: str, pattern: str, needed: list[Component]
@@ -253,9 +253,12 @@ class StandIns:
         else:
             save_file(weights, path)
 
-    def _place_folder(self, component: Component) -> None:
-        """Copy a tokenizer to where the family's default, or a flag, looks for it."""
-        default = self.family.default_ids.get(component.name, "")
+    def _place_folder(self, component: Component, first: str) -> None:
+        """Copy a tokenizer to where the family's default or, without one, the first model
+        id looks for it, and a flag.
+        """
+        own = f"{first}:{component.folder}/"
+        default = self.family.default_ids.get(component.name, own)
         for place in (default, *self.folders):
             model_id, _, pattern = place.partition(":")
             target = self.project / "models" / model_id / pattern

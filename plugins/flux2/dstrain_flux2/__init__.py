@@ -50,11 +50,10 @@ MODEL = ModelFamily(
     model_files=MODEL_FILES,
     pipeline_classes=("Flux2Pipeline", "Flux2KleinPipeline"),
     unsupported_models={"Template": ("DiffSynth-Studio/Template-*", "template_*")},
-    default_ids={"tokenizer": f"{KLEIN_4B}:tokenizer/"},
     options=(
         Option(
             "tokenizer_path",
-            "Folder of the tokenizer. Defaults to the model's, or FLUX.2-klein-4B's.",
+            "Folder of the tokenizer. Defaults to the model's own.",
             "tokenizer",
         ),
         Option("edit_pixels", "Most pixels of each of several edit images (1048576)."),
