@@ -35,8 +35,8 @@ MODEL = ModelFamily(
     },
     lora_prefixes={name: name for name in ("unet", "text_encoder", "text_encoder_2")},
     model_ids={
-        "base": (BASE, "*/*illustrious*", "*/*pony*", "*/animagine-xl*"),
-        "v": (NOOB_V, "*/*[vV]pred*", "*/*[vV]-pred*"),
+        "v": (NOOB_V, "*/*[vV]pred*", "*/*[vV]-[pP]red*"),
+        "base": (BASE, "*/*[iI]llustrious*", "*/*[pP]ony*", "*/[aA]nimagine-[xX][lL]*"),
         "inpaint": (INPAINT, "*/*sdxl*inpaint*"),
     },
     model_files=dict.fromkeys((BASE, NOOB_V, INPAINT), FILES),

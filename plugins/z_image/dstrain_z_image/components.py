@@ -20,7 +20,7 @@ def infer_dit(shapes: plugin.Shapes) -> Mapping[str, Any] | None:
     name = OMNI if "siglip_pad_token" in shapes else TURBO
     config: dict[str, Any] = dict(PUBLISHED["dit"][name])
     blocks = {one.split(".")[1] for one in shapes if one.startswith("layers.")}
-    is_wide = shapes["x_pad_token"] == (1, config["dim"])
+    is_wide = shapes.get("x_pad_token") == (1, config["dim"])
     return {**config, "n_layers": len(blocks)} if is_wide else None
 
 
