@@ -57,6 +57,7 @@ ADAPTERS = [
     ("qwen_image", "blockwise-controlnet", "blockwise_controlnet"),
     ("flux", "controlnet", "controlnet"),
     ("flux", "ip-adapter", "ipadapter"),
+    ("z_image", "controlnet-union", "controlnet"),
     ("wan", "vace", "vace"),
     ("wan", "speedcontrol", "motion_controller"),
 ]
