@@ -135,12 +135,13 @@ def test_two_processes_that_shard_train_as_one_and_resume(
     given = {**flags(family, tmp_path), "save_steps": 3, **own}
     check_two_as_one(given, tmp_path, sharded=True)
     two, on = tmp_path / "two", tmp_path / "on"
-    assert len(log(two)) == 4
+    last = len(log(two))
+    assert last > given["save_steps"]
     said = (two / "logs/dstrain.log").read_text()
     denoiser = load_family(family).default_trainable
     assert f"sharding: {denoiser} sharded over all processes, 2 processes" in said
     shutil.copytree(two, on)
-    shutil.rmtree(on / "states/step-4")
+    shutil.rmtree(on / f"states/step-{last}")
     launch({**given, "output_path": on, "resume": True}, tmp_path, sharded=True)
     assert log(on) == log(two)
     assert same(files(on), files(two))
