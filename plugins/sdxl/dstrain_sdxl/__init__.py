@@ -36,7 +36,7 @@ MODEL = ModelFamily(
     lora_prefixes={name: name for name in ("unet", "text_encoder", "text_encoder_2")},
     model_ids={
         "v": (NOOB_V, "*/*[vV]pred*", "*/*[vV]-[pP]red*"),
-        "base": (BASE, "*/*[iI]llustrious*", "*/*[pP]ony*", "*/[aA]nimagine-[xX][lL]*"),
+        "base": (BASE, "[!./]*/?llustrious*", "[!./]*/?ony-*", "*/?nimagine-*"),
         "inpaint": (INPAINT, "*/*sdxl*inpaint*"),
     },
     model_files=dict.fromkeys((BASE, NOOB_V, INPAINT), FILES),
