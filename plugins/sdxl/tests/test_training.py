@@ -24,8 +24,8 @@ NEAR = 1e-4
 """Greatest difference, as a part of the greatest value."""
 ORIGINALS = ((96, 144), (96, 40))
 """(height, width) of the images, which are loaded at 32 x 40."""
-CROPS = ((0, 4), (22, 0))
-"""Top and left of what is kept of them, scaled to 32 x 48 and to 77 x 32."""
+CROPS = ((0, 4), (32, 0))
+"""Top and left of what is kept of them, scaled to 32 x 48 and left at 96 x 40."""
 
 
 def write_data(folder: Path) -> None:
