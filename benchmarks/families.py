@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,7 +51,7 @@ class Small:
     """The constant of its code that says to how many tokens prompts are padded, which is
     made `TOKENS`: on a CPU the published 512 would take most of the time.
     """
-    others: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Entries that replace the toy's own of further components."""
 
 
