@@ -33,6 +33,7 @@ from tests.support.processes import (
     Ended,
     commands,
     in_processes,
+    wait_for,
     when_the_others_have_ended,
     words,
 )
@@ -479,12 +480,6 @@ def test_one_of_four_dies_in_stage_1_and_any_number_of_processes_completes_it(
 
 def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def wait_for(path: Path) -> None:
-    """Wait until another process has made a file."""
-    while not path.exists():
-        time.sleep(0.01)
 
 
 HUNG = (

@@ -114,6 +114,12 @@ def in_processes(
     )
 
 
+def wait_for(path: Path) -> None:
+    """Wait until another process has made a file."""
+    while not path.exists():
+        time.sleep(0.01)
+
+
 def when_the_others_have_ended(
     rank: int, number: int
 ) -> Callable[[Sequence[int]], None]:

@@ -36,13 +36,13 @@ class Heartbeat:
     size: int
     timeout: float = TIMEOUT
     """Seconds without a sign of life after which a process counts as ended."""
-    _waits: int = 0
+    _met: int = 0
+    """How often all have met: who leaves says after which meeting, and ends none before."""
     _done: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         # The thread has a connection of its own: a blocked one blocks no sign of life.
         self._store = store_of_run()
-        own = store_of_run()
         # Each process counts its runs, so that a script which makes several does not
         # find the keys of an earlier one.
         number = self._store.add(f"{attempt()}/runs/{self.rank}", 1)
@@ -52,23 +52,26 @@ class Heartbeat:
         )
         self._heard = dict.fromkeys(self._watched(), (0, time.monotonic()))
         threading.Thread(
-            target=self._beat, args=(own,), name="dstrain-heartbeat", daemon=True
+            target=self._beat,
+            args=(store_of_run(),),
+            name="dstrain-heartbeat",
+            daemon=True,
         ).start()
 
     def wait(self) -> None:
         """Wait until every process is here; raises SystemFault if one has ended."""
-        self._waits += 1
         self._rendezvous("here")
         # The store may live in the first process, which therefore leaves when the others
         # look no more: they say so, and do not look who else has.
         self._rendezvous("seen")
+        self._met += 1
 
     def leave(self, why: str = "") -> None:
         """Stop giving signs of life; those who wait for this process learn at once why."""
         self._done.set()
         if why:
             with suppress(Exception):  # the store may be what failed
-                self._store.compare_set(self._key("ended"), "", why)
+                self._store.compare_set(self._key("ended", self._met), "", why)
 
     def peer_ended(self) -> str:
         """Return why another process left the run, '' if none has; FAILED for one that
@@ -76,11 +79,11 @@ class Heartbeat:
         """
         with suppress(Exception):
             gone = any(self._is_gone(rank) for rank in range(self.size))
-            return self._read("ended") or (FAILED if gone else "")
+            return self._read("ended", self._met) or (FAILED if gone else "")
         return ""
 
     def _rendezvous(self, turn: str) -> None:
-        keys = [self._key(turn, self._waits, rank) for rank in range(self.size)]
+        keys = [self._key(turn, self._met, rank) for rank in range(self.size)]
         try:
             self._store.set(keys[self.rank], "")
             if turn == "here" or self.rank == 0:
@@ -89,12 +92,14 @@ class Heartbeat:
             # The store's own error: the process that holds it has ended.
             raise peer_failed() from error
 
-    def _wait_for(self, keys: Sequence[str]) -> None:
+    def _wait_for(self, keys: list[str]) -> None:
         """Wait until every process, in order of rank, has set its key."""
         pause = 0.005
         start = listened = time.monotonic()
         said = 0
-        while not (why := self._read("ended")) and not self._store.check(list(keys)):
+        while not (why := self._read("ended", self._met)) and not self._store.check(
+            keys
+        ):
             if time.monotonic() - listened > INTERVAL:
                 listened = time.monotonic()
                 missing = [
@@ -124,10 +129,8 @@ class Heartbeat:
             if now != beats:
                 self._heard[rank] = (now, time.monotonic())
             elif rank in missing and time.monotonic() - since > self.timeout:
-                name = self._name(rank)
-                raise peer_failed(
-                    f"{name} has not responded for {self.timeout:.0f} seconds"
-                )
+                silence = f"has not responded for {self.timeout:.0f} seconds"
+                raise peer_failed(f"{self._name(rank)} {silence}")
 
     def _watched(self) -> Sequence[int]:
         """Return the ranks that this process listens to: the first one to all, the

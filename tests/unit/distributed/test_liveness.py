@@ -6,14 +6,21 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from accelerate import Accelerator
 from dstrain import Diverged, DstrainError, Interrupted, SystemFault
 from dstrain.distributed import distributed_run, liveness, should_report
+from dstrain.distributed.peers import INTERRUPTED
 from torch.distributed import DistNetworkError
 
-from tests.support.processes import Ended, in_processes, when_the_others_have_ended
+from tests.support.processes import (
+    Ended,
+    in_processes,
+    wait_for,
+    when_the_others_have_ended,
+)
 
 Part = Callable[[int, liveness.Heartbeat], object]
 Poke = Callable[[Sequence[int]], None]
@@ -95,6 +102,28 @@ def test_a_process_that_is_gone_is_noticed_though_nobody_tells(tmp_path: Path) -
         here.wait()
 
     assert met(tmp_path, 3, part).codes == (4, 9, 4)
+
+
+def test_one_that_ends_after_all_have_met_ends_no_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asleep, gone = (tmp_path / "asleep-0", tmp_path / "asleep-1"), tmp_path / "gone"
+
+    def part(rank: int, here: liveness.Heartbeat) -> None:
+        def sleep(seconds: float) -> None:
+            asleep[rank].touch()
+            wait_for((gone, asleep[0])[rank])
+
+        slow = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+        monkeypatch.setattr(liveness, "time", slow)
+        if rank == 0:
+            wait_for(asleep[1])
+        here.wait()
+        if rank == 1:
+            here.leave(INTERRUPTED)
+            gone.touch()
+
+    assert met(tmp_path, 2, part).codes == (0, 0)
 
 
 def test_several_that_end_for_one_reason_say_it_once(tmp_path: Path) -> None:
