@@ -48,12 +48,13 @@ def load_network(
     Weights that a network of transformers declares to be tied may be in the files once.
     Raises StateError, before any weight is read, when keys or shapes of files and
     network differ. Buffers that no file has stay on the CPU. `dtype` is that of all
-    floating-point weights as they are read.
+    floating-point weights as they are read, if the network has no `weights_dtype`.
     """
     with reading(files.folder / "config.json"):
         network = empty_network(build)
     weights = check_files(network, files)
     wanted = shapes_of(network.state_dict())
+    dtype = getattr(network, "weights_dtype", dtype)
     for name, weight in weights.read(wanted, dtype):
         put(network, name, place(network, name, weight))
         del weight  # else it would live until the next one is read

@@ -73,6 +73,7 @@ def place_buffers(network: nn.Module, device: torch.device) -> None:
 
 def set_dtype(network: nn.Module, dtype: torch.dtype) -> None:
     """Give the weights of a network without memory the dtype that loading gives them."""
+    dtype = getattr(network, "weights_dtype", dtype)
     for weight in network.state_dict(keep_vars=True).values():
         if weight.is_floating_point():
             weight.data = weight.data.to(dtype)

@@ -93,8 +93,9 @@ class Weights:
                 kind = dtype if own.is_floating_point() else own.dtype
                 # Copied always: a mapped tensor's alignment depends on the file, and
                 # results depend on alignment.
-                layout = torch.contiguous_format
-                values.append(own.to(kind, copy=True, memory_format=layout))
+                values.append(
+                    own.to(kind, copy=True, memory_format=torch.contiguous_format)
+                )
                 del own
             del value
         return join(values)

@@ -116,7 +116,7 @@ def planned_component(
         network: Its network, its weights as they are loaded.
         has_lora: Whether LoRA is trained on it.
     """
-    blocks = {block: i for i, block in enumerate(repeated_blocks(network).keys())}
+    blocks = {block: i for i, block in enumerate(repeated_blocks(network))}
     shared = tied_names(network)
     linear = {
         name
@@ -132,8 +132,7 @@ def planned_component(
             continue
         seen.add(tied.get(full_name, full_name))
         place, _, last = full_name.rpartition(".")
-        is_parameter = isinstance(tensor, nn.Parameter)
-        is_trained = is_parameter and tensor.requires_grad
+        is_trained = tensor.requires_grad
         owner = [block for block in blocks if full_name.startswith(f"{block}.")]
         tensors.append(
             PlannedTensor(
@@ -141,11 +140,11 @@ def planned_component(
                 shape=tuple(tensor.shape),
                 size=tensor.nbytes,
                 is_linear=place in linear and last == "weight" and not is_trained,
-                is_parameter=is_parameter,
+                is_parameter=isinstance(tensor, nn.Parameter),
                 is_trained=is_trained,
                 block=blocks[owner[0]] if owner else -1,
             )
         )
-    weights = (one.dtype for one in network.parameters() if one.is_floating_point())
+    weights = (one.dtype for one in network.parameters())
     dtype = "bf16" if torch.bfloat16 in weights else "fp32"
     return PlannedComponent(name, dtype, tuple(tensors), has_lora)

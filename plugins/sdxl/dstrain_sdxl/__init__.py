@@ -27,6 +27,7 @@ MODEL = ModelFamily(
     pipelines="dstrain_sdxl.pipeline:PIPELINES",
     components="dstrain_sdxl.components:COMPONENTS",
     toy="dstrain_sdxl.toy:write",
+    recipes="dstrain_sdxl:recipes",
     variants=("base", "v", "inpaint"),
     default_trainable="unet",
     lora_targets={

@@ -1,7 +1,9 @@
 """SDXL's components: how their files are recognized, configured and loaded."""
 
 from pathlib import Path
+from typing import Any
 
+import torch
 from dstrain.plugin import (
     Component,
     DiffusersNetwork,
@@ -29,6 +31,17 @@ def clip(name: str, network_class: str) -> Component:
     )
 
 
+class Vae(DiffusersNetwork):
+    """The VAE, in fp32 where its configuration says that it overflows in fp16."""
+
+    def build(self, configuration: Any) -> Any:
+        """Build the network, its weights random."""
+        network: Any = super().build(configuration)
+        if configuration.force_upcast:
+            network.weights_dtype = torch.float32
+        return network
+
+
 COMPONENTS = (
     Component(
         "unet",
@@ -46,9 +59,9 @@ COMPONENTS = (
     clip("text_encoder_2", "CLIPTextModelWithProjection"),
     Component(
         "vae",
-        network=DiffusersNetwork("AutoencoderKL"),
+        network=Vae("AutoencoderKL"),
         folder="vae",
-        version=1,
+        version=2,
         default_configs=dict.fromkeys(IDS, CONFIGS / "vae.json"),
         original_filenames=("sdxl_vae*",),
         **KEY_MAPS["vae"],

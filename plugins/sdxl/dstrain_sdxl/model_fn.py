@@ -7,7 +7,6 @@ from dstrain.plugin import versioned
 from dstrain.plugin.functional import check_sides
 from torch import Tensor
 
-CHANNELS = 4
 DOWNSCALE = 8
 """Pixels per latent, along each side."""
 
@@ -22,16 +21,8 @@ def predict(
     *,
     unet: Any,
 ) -> Tensor:
-    """Predict what the noise process says, (batch, 4, h, w).
-
-    Args:
-        noisy_latents: (batch, 4, h, w).
-        timestep: (batch,) fp32, 0 to 999.
-        clip_emb: (batch, 77, channels), from the first text encoder.
-        open_clip_emb: (batch, 77, channels), from the second one.
-        pooled_emb: (batch, channels), from the second one.
-        size_ids: (batch, 6), fp32.
-        unet: The denoiser.
+    """Predict what the noise process says, (batch, 4, h, w), of noisy latents of this
+    shape at timesteps, (batch,) fp32, 0 to 999; the conditions are those of the units.
     """
     prediction: Tensor = unet(
         noisy_latents,
@@ -50,17 +41,16 @@ def predict_inpaint(
     open_clip_emb: Tensor,
     pooled_emb: Tensor,
     size_ids: Tensor,
-    masked_latents: Tensor,
-    mask_latents: Tensor,
+    inpaint_latents: Tensor,
     *,
     unet: Any,
 ) -> Tensor:
-    """Predict as `predict` does; the denoiser also sees the mask, (batch, 1, h, w), and the
-    latents of the image without what it covers, (batch, 4, h, w).
+    """Predict as `predict` does; the denoiser also sees the mask and the latents of the
+    image without what it covers, (batch, 5, h, w).
     """
-    seen = [noisy_latents, mask_latents.to(noisy_latents.dtype), masked_latents]
+    seen = torch.cat([noisy_latents, inpaint_latents], dim=1)
     conditions = (timestep, clip_emb, open_clip_emb, pooled_emb, size_ids)
-    return predict(torch.cat(seen, dim=1), *conditions, unet=unet)
+    return predict(seen, *conditions, unet=unet)
 
 
 @versioned(1)
@@ -69,4 +59,4 @@ def latent_shape(height: int, width: int) -> tuple[int, ...]:
     a multiple of 8.
     """
     check_sides(height, width, DOWNSCALE)
-    return (1, CHANNELS, height // DOWNSCALE, width // DOWNSCALE)
+    return (1, 4, height // DOWNSCALE, width // DOWNSCALE)

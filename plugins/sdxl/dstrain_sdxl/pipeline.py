@@ -15,14 +15,10 @@ from dstrain.plugin.functional import apply_guidance
 from dstrain.plugin.noise import Diffusion, MakeSampler, diffusers_sampler
 
 from dstrain_sdxl import model_fn, units
+from dstrain_sdxl.components import COMPONENTS
 
-TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
-PROMPTS = (units.encode_prompt, units.encode_prompt_2)
 ORIGINAL = ("original_height", "original_width")
 AXES: Any = ("height", "width", *ORIGINAL, "crop_top", "crop_left")
-# The layers behind the one that is used, which are skipped.
-UNUSED_IN_CLIP = ("encoder.layers.{last}.*", "final_layer_norm.*")
-
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012}
 
 
@@ -33,8 +29,8 @@ def sampled_by_euler(**config: Any) -> dict[str, MakeSampler]:
 
 
 BASE = PipelineSpec(
-    components=("unet", *TEXT_ENCODERS, "vae", "tokenizer", "tokenizer_2"),
-    units=(*PROMPTS, units.encode_sizes, units.encode_image),
+    components=tuple(component.name for component in COMPONENTS),
+    units=units.ENCODERS,
     model_fn=model_fn.predict,
     decoders=(units.decode,),
     inputs={
@@ -51,7 +47,10 @@ BASE = PipelineSpec(
     latent_shape=model_fn.latent_shape,
     apply_guidance=apply_guidance,
     cfg_inputs={"prompt": "negative_prompt"},
-    unused_parameters={"text_encoder": UNUSED_IN_CLIP},
+    # Behind the layer that is used.
+    unused_parameters={
+        "text_encoder": ("encoder.layers.{last}.*", "final_layer_norm.*")
+    },
     defaults={
         "height": 1024,
         "width": 1024,

@@ -55,10 +55,9 @@ class Latents(TypedDict):
 class Inpaint(TypedDict):
     """An image of which a part is to be painted."""
 
-    masked_latents: Tensor
-    """(1, 4, height / 8, width / 8), fp32: masked pixels are grey."""
-    mask_latents: Tensor
-    """(1, 1, height / 8, width / 8), bool: true where it is to be painted."""
+    inpaint_latents: Tensor
+    """(1, 5, height / 8, width / 8), fp32: 1 where it is to be painted, else 0, and the
+    image's latents, where masked pixels are grey."""
 
 
 class DecodedImage(TypedDict):
@@ -77,12 +76,10 @@ def encode_prompt(
     device: torch.device,
     branch: str,
 ) -> Prompt:
-    """Encode a prompt of 77 tokens at most; zeros for a blank negative one, as the
-    published force_zeros_for_empty_prompt has it.
-    """
+    """Encode a prompt of 77 tokens at most, as `_encode` does."""
     check_length(tokenizer, prompt, MAX_TOKENS, "CLIP")
-    hidden = _encode(prompt, tokenizer, text_encoder, device).hidden_states[-clip_skip]
-    return {"clip_emb": hidden * _is_encoded(prompt, branch)}
+    given = (tokenizer, text_encoder, device, branch)
+    return {"clip_emb": _encode(prompt, clip_skip, *given)[0]}
 
 
 @versioned(1)
@@ -95,13 +92,10 @@ def encode_prompt_2(
     device: torch.device,
     branch: str,
 ) -> Prompt2:
-    """Encode a prompt as `encode_prompt` does, with its state at the end."""
-    encoded = _encode(prompt, tokenizer_2, text_encoder_2, device)
-    factor = _is_encoded(prompt, branch)
-    return {
-        "open_clip_emb": encoded.hidden_states[-clip_skip] * factor,
-        "pooled_emb": encoded.text_embeds * factor,
-    }
+    """Encode a prompt as `encode_prompt` does, with its projected state at the end."""
+    given = (tokenizer_2, text_encoder_2, device, branch)
+    hidden, pooled = _encode(prompt, clip_skip, *given)
+    return {"open_clip_emb": hidden, "pooled_emb": pooled}
 
 
 @versioned(1)
@@ -123,18 +117,21 @@ def encode_sizes(
     return {"size_ids": torch.tensor(ids, dtype=torch.float32, device=device)}
 
 
-@versioned(1)
+@versioned(2)
 def encode_image(
-    input_image: Image.Image, *, vae: Any, device: torch.device, dtype: torch.dtype
+    input_image: Image.Image, *, vae: Any, device: torch.device
 ) -> Latents:
     """Encode an RGB image, its sides multiples of 8, as the mode of the VAE's
     distribution.
     """
     pixels = images_to_tensor([input_image])
-    return {"input_latents": _encode_pixels(pixels, vae, device, dtype)}
+    return {"input_latents": _encode_pixels(pixels, vae, device)}
 
 
-@versioned(1)
+ENCODERS = (encode_prompt, encode_prompt_2, encode_sizes, encode_image)
+
+
+@versioned(2)
 def encode_inpaint(
     inpaint_image: Image.Image,
     inpaint_mask: Image.Image,
@@ -143,7 +140,6 @@ def encode_inpaint(
     *,
     vae: Any,
     device: torch.device,
-    dtype: torch.dtype,
 ) -> Inpaint:
     """Encode an image and its mask as StableDiffusionXLInpaintPipeline of diffusers does,
     but for the mode of the VAE's distribution in place of a sample.
@@ -153,10 +149,9 @@ def encode_inpaint(
         for one in (inpaint_image, inpaint_mask)
     )
     is_masked = mask[:, :1] >= 0
-    return {
-        "masked_latents": _encode_pixels(image * ~is_masked, vae, device, dtype),
-        "mask_latents": is_masked[..., ::DOWNSCALE, ::DOWNSCALE].to(device),
-    }
+    latents = _encode_pixels(image * ~is_masked, vae, device)
+    mask_latents = is_masked[..., ::DOWNSCALE, ::DOWNSCALE].to(latents)
+    return {"inpaint_latents": torch.cat([mask_latents, latents], dim=1)}
 
 
 @versioned(1)
@@ -167,23 +162,23 @@ def decode(latents: Tensor, *, vae: Any) -> DecodedImage:
     return {"image": tensor_to_image(pixels)}
 
 
-def _encode_pixels(
-    pixels: Tensor, vae: Any, device: torch.device, dtype: torch.dtype
-) -> Tensor:
+def _encode_pixels(pixels: Tensor, vae: Any, device: torch.device) -> Tensor:
     """Encode an image, (1, 3, height, width) in -1 to 1, as the mode of the VAE's
     distribution, scaled, (1, 4, height / 8, width / 8) fp32.
     """
-    mode: Tensor = vae.encode(pixels.to(device, dtype)).latent_dist.mode()
+    mode: Tensor = vae.encode(pixels.to(device, vae.dtype)).latent_dist.mode()
     return mode.float() * vae.config.scaling_factor
 
 
-def _is_encoded(prompt: str, branch: str) -> float:
-    """Return 0 where a prompt is blank and of the negative branch, else 1."""
-    return float(bool(prompt) or branch != "negative")
-
-
-def _encode(prompt: str, tokenizer: Any, text_encoder: Any, device: Any) -> Any:
-    """Return the states of all layers for a prompt that is cut or padded to 77 tokens."""
+def _encode(
+    prompt: str, clip_skip: int, tokenizer: Any, encoder: Any, device: Any, branch: str
+) -> tuple[Tensor, Tensor]:
+    """Return the states of a layer for a prompt that is cut or padded to 77 tokens, and
+    what the text encoder makes of it; zeros for a blank negative one, as the published
+    force_zeros_for_empty_prompt has it.
+    """
     padded = {"padding": "max_length", "max_length": MAX_TOKENS, "truncation": True}
     tokens = tokenizer([prompt], return_tensors="pt", **padded).to(device)
-    return text_encoder(tokens.input_ids, output_hidden_states=True)
+    encoded = encoder(tokens.input_ids, output_hidden_states=True)
+    factor = float(bool(prompt) or branch != "negative")
+    return encoded.hidden_states[-clip_skip] * factor, encoded[0] * factor

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain import StateError
+from dstrain.models.placing import set_dtype
 from dstrain.plugin import CheckpointFormat, DiffusersNetwork, Files, KeyMap
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -106,6 +107,20 @@ def old(folder: Path, **changes: Tensor | None) -> tuple[Files, Small]:
     path = folder / "old.safetensors"
     save_file({**tensors, "other.weight": torch.zeros(1)}, path)
     return Files((path,), prefix="net.", checkpoint_format=OLD), small
+
+
+class InFull(Small):
+    """A network that says in which dtype its weights are loaded."""
+
+    weights_dtype = torch.float32
+
+
+def test_a_network_may_say_in_which_dtype_its_weights_are(tmp_path: Path) -> None:
+    """Without memory, as it is planned, too."""
+    loaded = load(saved(tmp_path), InFull, torch.bfloat16)
+    for network in (loaded, InFull().to("meta")):
+        set_dtype(network, torch.bfloat16)
+        assert {one.dtype for one in network.parameters()} == {torch.float32}
 
 
 def test_misfits_of_another_layout_are_named_as_in_the_file(tmp_path: Path) -> None:
