@@ -33,7 +33,7 @@ from dstrain_planner.sizes import parse_size
 
 from benchmarks.gpu.cards import LEFT_OUT, plan
 
-FAMILIES = ("flux", "flux2", "qwen_image", "wan", "z_image")
+FAMILIES = ("flux", "flux2", "qwen_image", "sdxl", "wan", "z_image")
 SIZES = ("12GB", "16GB", "24GB", "48GB", "80GB")
 HEAD = """\
 # Computed by `python -m benchmarks.gpu.recipes`: for each card the cheapest flags with which

@@ -19,7 +19,7 @@ def test_recipes_are_completed(completed: Complete) -> None:
             assert "qwen-image-character-24gb" in found
             assert all(one.startswith("qwen-image-character-") for one in found)
         assert {one.split("-")[0] for one in completed(*words, "")} == {
-            *("flux", "flux2", "qwen", "wan", "z")
+            *("flux", "flux2", "qwen", "sdxl", "wan", "z")
         }
         assert completed(*words, "qwen-image-nothing") == []
     assert completed("recipes", "--model", "qw") == ["qwen_image"]
