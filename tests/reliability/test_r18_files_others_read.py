@@ -70,6 +70,7 @@ QWEN = Case("qwen_image", "base", (), "")
 FLUX = Case("flux", "dev", (), "")
 WAN = Case("wan", "t2v", (), "")
 Z_IMAGE = Case("z_image", "base", (), "")
+FLUX2 = Case("flux2", "klein", (), "")
 
 
 def read_by(case: Case, flags: tuple[str, ...], *readers: str) -> list[Case]:
@@ -118,6 +119,10 @@ LORAS = (
     *read_by(Z_IMAGE, PREFIX, "diffsynth", "comfyui", "dstrain"),
     *read_by(Z_IMAGE, lora_format("comfyui"), "comfyui", "diffusers_pipeline"),
     *read_by(replace(Z_IMAGE, variant="turbo", rank=3), PREFIX, "diffsynth"),
+    *read_by(FLUX2, (), "comfyui", *DIFFUSERS, "dstrain"),
+    *read_by(FLUX2, PREFIX, "diffsynth", "dstrain"),
+    *read_by(FLUX2, lora_format("comfyui"), "comfyui", "dstrain"),
+    *read_by(replace(FLUX2, variant="dev", rank=3), (), "comfyui", "dstrain"),
 )
 FULL = (
     replace(QWEN, flags=PREFIX),
@@ -129,6 +134,8 @@ FULL = (
     replace(WAN, flags=PREFIX, variant="i2v"),
     replace(WAN, flags=PREFIX, variant="ti2v-5b"),
     replace(WAN, flags=PREFIX, variant="t2v-a14b", part="dit2"),
+    replace(FLUX2, flags=PREFIX),
+    replace(Z_IMAGE, flags=PREFIX),
 )
 """Commands that train a denoiser in full, in DiffSynth-Studio's names."""
 

@@ -24,17 +24,20 @@ from tests.support.lora_family import merge_layers
 from tests.support.other_loaders import comfyui
 from tests.support.other_writers import WRITERS, ForeignFile
 
-VARIANTS = {"qwen_image": "base", "flux": "dev", "wan": "t2v", "z_image": "base"}
+VARIANTS = {
+    "qwen_image": "base",
+    "flux": "dev",
+    "flux2": "klein",
+    "wan": "t2v",
+    "z_image": "base",
+}
 ROUNDING = 2e-6
 """Greatest difference from the truth, as a part of its greatest value."""
 SCALE = 0.75
 NOT_BY_COMFYUI = frozenset(
     {
         # It looks for alpha in keys alone.
-        ("diffusers, SimpleTuner", "qwen_image"),
-        ("diffusers, SimpleTuner", "flux"),
-        ("diffusers, SimpleTuner", "wan"),
-        ("diffusers, SimpleTuner", "z_image"),
+        *(("diffusers, SimpleTuner", family) for family in VARIANTS),
         # By these names it looks for its own layers, which hold several.
         ("kohya, musubi-tuner", "z_image"),
         ("SimpleTuner, LyCORIS", "wan"),

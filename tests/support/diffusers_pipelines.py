@@ -2,12 +2,19 @@
 
 from types import MappingProxyType
 
-from diffusers import FluxPipeline, QwenImagePipeline, WanPipeline, ZImagePipeline
+from diffusers import (
+    Flux2KleinPipeline,
+    FluxPipeline,
+    QwenImagePipeline,
+    WanPipeline,
+    ZImagePipeline,
+)
 
 PIPELINES = MappingProxyType(
     {
         "qwen_image": QwenImagePipeline,
         "flux": FluxPipeline,
+        "flux2": Flux2KleinPipeline,
         "wan": WanPipeline,
         "z_image": ZImagePipeline,
     }
@@ -27,6 +34,7 @@ PIPELINE_PARTS = MappingProxyType(
             "text_encoder_2": "text_encoder_2",
             "tokenizer_2": "tokenizer_2",
         },
+        "flux2": _OF_ONE,
         "wan": _OF_ONE,
         "z_image": _OF_ONE,
     }

@@ -79,8 +79,13 @@ FLUX_BLOCKS = MappingProxyType(
         "ff.net.2": Part("img_mlp.2"),
         "ff_context.net.0.proj": Part("txt_mlp.0"),
         "ff_context.net.2": Part("txt_mlp.2"),
+        "ff.linear_in": Part("img_mlp.0"),
+        "ff.linear_out": Part("img_mlp.2"),
+        "ff_context.linear_in": Part("txt_mlp.0"),
+        "ff_context.linear_out": Part("txt_mlp.2"),
     }
 )
+"""The layers of FLUX's blocks, and of FLUX.2's, which has other names for the last four."""
 FLUX_SINGLE_BLOCKS = MappingProxyType(
     {
         "norm.linear": Part("modulation.lin"),
@@ -89,6 +94,8 @@ FLUX_SINGLE_BLOCKS = MappingProxyType(
         "attn.to_v": Part("linear1", 2, 3, 7),
         "proj_mlp": Part("linear1", 3, 7, 7),
         "proj_out": Part("linear2"),
+        "attn.to_qkv_mlp_proj": Part("linear1"),
+        "attn.to_out": Part("linear2"),
     }
 )
 DIFFSYNTH_FLUX = MappingProxyType(
@@ -170,11 +177,13 @@ def diffsynth_flux_part(layer: str) -> Part | None:
 
 def part_of(program: str, family: str, layer: str) -> Part | None:
     """Where a layer of diffusers' network is in another program's."""
+    if family.startswith("flux") and program == "comfyui":
+        return flux_part(layer)
     if family == "flux":
-        return flux_part(layer) if program == "comfyui" else diffsynth_flux_part(layer)
+        return diffsynth_flux_part(layer)
     if family == "z_image" and program == "comfyui":
         return z_image_part(layer)
-    # Qwen-Image's network has diffusers' names in both programs.
+    # Qwen-Image's network has diffusers' names in both programs, FLUX.2's in the second.
     return Part(renamed(layer, WAN) if family == "wan" else layer)
 
 
@@ -208,10 +217,10 @@ def comfyui_names(family: str, layers: Iterable[str]) -> dict[str, dict[str, Par
             continue
         names[f"diffusion_model.{part.layer}"][layer] = part
         names[f"lora_unet_{part.layer.replace('.', '_')}"][layer] = part
-        if family in ("flux", "qwen_image", "z_image"):
+        if family != "wan":
             flat = layer.replace(".", "_")
             own = [f"transformer.{layer}", layer, f"lycoris_{flat}"]
-            if family == "flux":
+            if family.startswith("flux"):
                 own.append(f"lora_transformer_{flat}")
             if family == "z_image":
                 own.append(f"diffusion_model.{layer}")

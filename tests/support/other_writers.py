@@ -123,11 +123,11 @@ def lokr(file: ForeignFile, draw: Draw, layer: FileLayer, key: str) -> None:
 
 
 def ai_toolkit(family: str, weights: Tensors) -> ForeignFile:
-    """No alpha; the header says who wrote it. Of Wan it has the original names."""
+    """No alpha; the header says who wrote it. Of FLUX.2 and Wan it has the original names."""
     software = json.dumps({"name": "ai-toolkit", "repo": "", "version": "0.5.0"})
     file, draw = ForeignFile(header={"software": software, "format": "pt"}), Draw()
     prefix = "transformer." if family == "flux" else "diffusion_model."
-    for layer in layers_of(family, weights, original=family == "wan"):
+    for layer in layers_of(family, weights, original=family in ("flux2", "wan")):
         pair(file, draw, layer, prefix + layer.name, A_B, None)
     return file
 
@@ -267,20 +267,20 @@ def lightning(family: str, weights: Tensors) -> ForeignFile:
     return file
 
 
-EVERY = ("qwen_image", "flux", "wan", "z_image")
+EVERY = ("qwen_image", "flux", "flux2", "wan", "z_image")
 WRITERS: Mapping[str, tuple[Callable[[str, Tensors], ForeignFile], tuple[str, ...]]] = (
     MappingProxyType(
         {
             "diffusers, SimpleTuner": (diffusers, EVERY),
             "ai-toolkit": (ai_toolkit, EVERY),
             "diffusion-pipe": (diffusion_pipe, ("qwen_image", "flux", "wan")),
-            "OneTrainer": (onetrainer, ("qwen_image", "flux")),
+            "OneTrainer": (onetrainer, ("qwen_image", "flux", "flux2")),
             "kohya, musubi-tuner": (kohya, EVERY),
             "LyCORIS LoKr": (kohya_lycoris(lokr), ("qwen_image", "flux", "wan")),
             "LyCORIS LoHa": (kohya_lycoris(loha), ("qwen_image", "flux", "wan")),
             "SimpleTuner, LyCORIS": (
                 simpletuner_lycoris,
-                ("qwen_image", "flux", "wan"),
+                ("qwen_image", "flux", "flux2", "wan"),
             ),
             "XLabs": (xlabs, ("flux",)),
             "LightX2V": (lightx2v, ("wan",)),

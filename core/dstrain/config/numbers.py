@@ -49,12 +49,6 @@ class LearningRates:
         fitting = [one for one in self.by_name if f"{name}.".startswith(f"{one}.")]
         return self.by_name[max(fitting, key=len)] if fitting else self.others
 
-    def times(self, factor: float) -> "LearningRates":
-        """Return all of them multiplied."""
-        others = None if self.others is None else self.others * factor
-        rates = {name: rate * factor for name, rate in self.by_name.items()}
-        return LearningRates(others, rates)
-
 
 def parse_learning_rates(value: float | str | None, default: float) -> LearningRates:
     """Parse `1e-4`, `dit=1e-4,text_encoder=1e-5` or `1e-4,text_encoder=1e-5`; None is

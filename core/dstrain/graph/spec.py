@@ -183,6 +183,8 @@ class PipelineSpec:
     """
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default arguments of inference, by input or name of `SAMPLING_ARGUMENTS`."""
+    edited_size: Callable[[list[Any]], Mapping[str, int]] | None = None
+    """(images of input `edit_image`) -> defaults of height and width beside them."""
     training_defaults: Mapping[str, str] = field(default_factory=dict)
     """Default options of training, `timestep_sampling` and `loss_weighting`, where they
     are not those of the noise process.

@@ -60,9 +60,9 @@ def find_for_inference(
     ones are added to `absent`, if that is given.
     """
     plan = make_plan(spec, frozenset(spec.inputs), generate_task(spec, guided=True))
-    components = plan.components[""]
-    configs = plan.configs[""]
-    found = find(family, models, components, configs, spec.components, absent)
+    found = find(
+        family, models, plan.components[""], plan.configs[""], spec.components, absent
+    )
     check_denoiser(family, spec, found)
     return found.kept(keepers)
 
@@ -87,7 +87,8 @@ def plan_inference(
 
     Guidance is on if guidance_scale is above the variant's `no_guidance`, and the inputs
     of the negative branch are there. If the scale is an argument, missing texts among them are ''. Raises
-    UsageError for an unknown argument, and for a required input that is missing.
+    UsageError for an unknown argument, for a scale where there is no such branch, and for a
+    required input that is missing.
 
     Args:
         spec: The pipeline spec.
@@ -106,21 +107,30 @@ def plan_inference(
                 others = [one for one in variants if name in family.spec(one).inputs]
             advice = f"it is an input of {', '.join(others)}; load it with variant=NAME"
             raise UsageError("pipe()", what, *([advice] if others else []))
-    constants = {name: one.value for name, one in spec.constants.items()}
-    values = {**constants, **spec.defaults, **arguments}
+    values: dict[str, Any] = {k: one.value for k, one in spec.constants.items()}
+    values |= spec.defaults
+    edited = arguments.get("edit_image")
+    if spec.edited_size and edited and isinstance(edited, list):
+        values |= spec.edited_size(edited)
+    values |= arguments
     inputs = {name: value for name, value in values.items() if value is not None}
     options = {name: inputs.pop(name) for name in fields & inputs.keys()}
     sampling = SamplerOptions(**options)
-    steps, make = sampling.num_inference_steps, maker_of(spec, sampling.sampler)
+    make = maker_of(spec, sampling.sampler)
     # Made once here, so that what it refuses is refused before anything is loaded.
-    make(spec.schedule, steps, 1, torch.Generator())
+    make(spec.schedule, sampling.num_inference_steps, 1, torch.Generator())
     from_latents = sampling.denoising_strength is not None
     if from_latents:
         check_start(spec, inputs)
     guided = sampling.guidance_scale > spec.no_guidance
     pairs = spec.cfg_inputs.items()
     negatives = {negative for positive, negative in pairs if positive in inputs}
-    if guided and arguments.get("guidance_scale") is not None:
+    if guided and arguments.get("guidance_scale"):
+        if not spec.branched and "branch" not in spec.model_fn.components:
+            what = f"has no effect: {spec.where} has no negative branch"
+            raise UsageError(
+                "guidance_scale", what, f"its inputs are {', '.join(spec.inputs)}"
+            )
         for name in sorted(negatives - {*inputs, *arguments}):
             if spec.inputs[name].kind != "text":
                 what = f"above {spec.no_guidance:g} needs input {name!r} for the negative branch, which is absent"

@@ -39,8 +39,7 @@ def check_start(spec: PipelineSpec, inputs: Mapping[str, Any]) -> None:
         what = f"variant {spec.variant} does not start from one image or video"
         raise UsageError(STRENGTH, what)
     if name not in inputs:
-        kind = spec.inputs[name].kind
-        what = f"needs input {name!r}, the {kind} to start from, which is absent"
+        what = f"needs input {name!r}, the {spec.inputs[name].kind} to start from, which is absent"
         advice = f"on the command line, --input {name}=FILE gives it"
         raise UsageError(STRENGTH, what, advice)
 

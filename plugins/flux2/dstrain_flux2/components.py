@@ -1,5 +1,8 @@
-"""FLUX.2's components: how their files are recognized, configured and loaded."""
+"""FLUX.2's components: how their files are recognized, configured and loaded, and toys of
+them, with random weights.
+"""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from dstrain.plugin import (
     Tokenizer,
     TransformersNetwork,
     read_key_maps,
+    toy_writer,
 )
 from torch import nn
 
@@ -48,30 +52,22 @@ COMPONENTS = (
     Component(
         "dit",
         network=DiffusersNetwork("Flux2Transformer2DModel"),
-        folder="transformer",
         version=1,
         default_configs=configs("dit"),
-        original_filenames=("flux2-*", "flux-2-*"),
-        as_loaded=("*_embed*", "norm_out.*", "proj_out"),
-        modulation=("*_stream_modulation*.linear",),
         **KEY_MAPS["dit"],
     ),
     Component(
         "text_encoder",
         network=TextEncoder("", ""),
-        folder="text_encoder",
         version=1,
         default_configs=configs("text_encoder"),
-        as_loaded=("lm_head",),
         **KEY_MAPS["text_encoder"],
     ),
     Component(
         "vae",
         network=DiffusersNetwork("AutoencoderKLFlux2"),
-        folder="vae",
         version=1,
         default_configs={model_id: {} for model_id in PUBLISHED},
-        original_filenames=("ae.*", "flux2-vae*"),
         **KEY_MAPS["vae"],
     ),
     Component(
@@ -81,3 +77,5 @@ COMPONENTS = (
         version=1,
     ),
 )
+TOY = json.loads((CONFIGS / "toy.json").read_bytes())
+write_toy = toy_writer(COMPONENTS, **TOY)

@@ -114,11 +114,17 @@ def resize(image: Image.Image, most: int) -> Image.Image:
     size = int(image.width * scale), int(image.height * scale)
     width, height = (side // DOWNSCALE * DOWNSCALE for side in size)
     if not width * height:
-        raise InputError("edit_image", f"is too narrow: {image.width} x {image.height}")
+        what = f"is too narrow: {image.width} x {image.height}"
+        raise InputError("edit_image", what, f"give sides of {DOWNSCALE} or more")
     left, top = (size[0] - width) // 2, (size[1] - height) // 2
-    rgb = functional.convert_image(image, "RGB")
-    scaled = rgb.resize(size, Image.Resampling.LANCZOS)
+    scaled = image.resize(size, Image.Resampling.LANCZOS)
     return scaled.crop((left, top, left + width, top + height))
+
+
+def edited_size(images: list[Image.Image]) -> dict[str, int]:
+    """Return the sides of the first image, within a megapixel: diffusers' default."""
+    width, height = resize(images[0], 1024**2).size
+    return {"height": height, "width": width}
 
 
 def encode_with_vae(

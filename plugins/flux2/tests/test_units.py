@@ -14,6 +14,7 @@ from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 from dstrain import Pipeline, UsageError
 from dstrain.graph import LongPrompt, noticing_long_prompts
+from dstrain.pipeline import plan_inference
 from dstrain_flux2 import MODEL, units
 from torch import Tensor
 
@@ -171,14 +172,27 @@ def test_every_step_equals_diffusers_with_any_number_of_reference_images(
 
 
 @pytest.mark.parametrize("variant", ["dev", "klein"])
-def test_a_variant_without_guidance_by_a_prompt_ignores_its_scale(variant: str) -> None:
-    """As Flux2KleinPipeline of diffusers does for a distilled model."""
-    given = {"prompt": "a dog", "height": 32, "width": 32, "num_inference_steps": 2}
-    plain, guided = (
-        opened("flux2", variant)(**given, seed=1, guidance_scale=scale)
-        for scale in (1.0, 4.0)
-    )
-    assert np.array_equal(np.asarray(plain), np.asarray(guided))
+def test_a_scale_of_guidance_by_a_prompt_is_refused_where_there_is_none(
+    variant: str,
+) -> None:
+    with pytest.raises(UsageError, match="guidance_scale") as error:
+        opened("flux2", variant)(prompt="a dog", guidance_scale=4.0)
+    assert ("embedded_guidance" in str(error.value)) == (variant == "dev")
+
+
+@pytest.mark.parametrize("sides", [(100, 75), (1300, 1100)])
+def test_an_edit_without_a_size_has_that_of_the_first_image(
+    sides: tuple[int, int],
+) -> None:
+    """As in diffusers' pipelines, of a megapixel at most."""
+    image, processor = smooth_noise(*sides), Flux2ImageProcessor(vae_scale_factor=16)
+    capped = processor._resize_if_exceeds_area(image, 1024**2)
+    images = [image, smooth_noise(64, 64)]
+    sizes = {"height": capped.height // 16 * 16, "width": capped.width // 16 * 16}
+    plan = plan_inference(MODEL.spec("klein"), {"prompt": "", "edit_image": images})
+    assert sizes.items() <= plan.inputs.items()
+    own = {"prompt": "", "edit_image": images, "height": 16, "width": 32}
+    assert own.items() <= plan_inference(MODEL.spec("klein"), own).inputs.items()
 
 
 def test_the_defaults_are_the_published_ones() -> None:
@@ -240,10 +254,11 @@ def test_in_bf16_neighbouring_timesteps_and_guidances_embed_differently(
         lambda _, arguments, output: seen.append(output.detach())
     )
     near, same = torch.tensor([500.0, 501.0]), torch.tensor([500.0, 500.0])
-    pipe.predict({"prompt_emb": TEXT}, LATENTS, near)
+    latents, text = LATENTS.to(dtype), TEXT.to(dtype)
+    pipe.predict({"prompt_emb": text}, latents, near)
     for guidance in (3.5, 3.502):
-        given = {"prompt_emb": TEXT, "embedded_guidance": guidance}
-        pipe.predict(given, LATENTS, same)
+        given = {"prompt_emb": text, "embedded_guidance": guidance}
+        pipe.predict(given, latents, same)
     exact, one, other = seen
     assert exact.dtype == torch.bfloat16
     assert not torch.equal(exact[0], exact[1])

@@ -50,9 +50,7 @@ MODEL = ModelFamily(
     options=(
         Option("tokenizer_path", "Folder of the tokenizer.", "tokenizer"),
         Option(
-            "enable_npu_patch",
-            "Operators for Ascend NPUs, in DiffSynth-Studio; has no effect here.",
-            idle="dstrain has no operators of its own for Ascend NPUs",
+            "enable_npu_patch", "For Ascend NPUs.", idle="dstrain has no code for NPUs"
         ),
     ),
 )

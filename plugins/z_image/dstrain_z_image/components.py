@@ -18,16 +18,27 @@ PUBLISHED = json.loads((CONFIGS / "published.json").read_bytes())
 def infer_dit(shapes: plugin.Shapes) -> Mapping[str, Any] | None:
     """Return the published configuration, of any depth, with SigLIP or without."""
     name = OMNI if "siglip_pad_token" in shapes else TURBO
-    config: dict[str, Any] = dict(PUBLISHED["dit"][name])
+    config = PUBLISHED["dit"][name]
     blocks = {one.split(".")[1] for one in shapes if one.startswith("layers.")}
     is_wide = shapes.get("x_pad_token") == (1, config["dim"])
     return {**config, "n_layers": len(blocks)} if is_wide else None
 
 
+class ControlNetwork(plugin.DiffusersNetwork):
+    """That of version 2.1: one of 2.0 has its names, with zeros where it has none."""
+
+    def load(self, *given: Any) -> Any:
+        """Build and fill it; raises InputError for one of 2.0."""
+        network = super().load(*given)
+        if not network.control_noise_refiner[0].before_proj.weight.any():
+            raise plugin.InputError("controlnet", "is of version 2.0; give one of 2.1")
+        return network
+
+
 Diffusers, Transformers = plugin.DiffusersNetwork, plugin.TransformersNetwork
 NETWORKS = {
     "dit": Diffusers("ZImageTransformer2DModel"),
-    "controlnet": Diffusers("dstrain_z_image.controlnet:ControlNet"),
+    "controlnet": ControlNetwork("dstrain_z_image.controlnet:ControlNet"),
     "text_encoder": Transformers("Qwen3ForCausalLM", "Qwen3Config"),
     "image_encoder": Transformers("Siglip2VisionModel", "Siglip2VisionConfig"),
     "vae": Diffusers("AutoencoderKL"),

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from diffusers import ZImageControlNetModel
+from dstrain.plugin.functional import pack
 from torch import Tensor
 
 
@@ -33,7 +34,6 @@ class ControlNet(ZImageControlNetModel):
         """Return the tokens of images, (batch, 16, h, w), of which nothing is painted."""
         missing = self.config.control_in_dim - latents.shape[1]
         image = torch.nn.functional.pad(latents, (0, 0, 0, 0, 0, missing))
-        patches = image.unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
-        tokens = patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-        embedded: Tensor = self.control_all_x_embedder["2-1"](tokens)
+        patches = pack(image).unflatten(2, (-1, 4)).transpose(2, 3)  # channels are last
+        embedded: Tensor = self.control_all_x_embedder["2-1"](patches.flatten(2))
         return embedded

@@ -1,4 +1,4 @@
-"""Z-Image's denoiser, whose time is 0 for noise, and which predicts x_0 - noise."""
+"""Z-Image's denoiser: its time is 1 - timestep / 1000, and it predicts x_0 - noise."""
 
 from typing import Any
 
@@ -18,9 +18,7 @@ def predict(
     *,
     dit: Any,
 ) -> Tensor:
-    """Predict noise - x_0, shaped as noisy_latents, (batch, 16, h, w); timestep is 0 to
-    1000, and prompt_parts, (batch, tokens), is 0 for padding.
-    """
+    """Predict noise - x_0, as noisy_latents, (batch, 16, h, w); prompt_parts pads with 0."""
     texts = [emb[part > 0] for emb, part in zip(prompt_emb, prompt_parts, strict=True)]
     return denoise(dit, list(noisy_latents[:, :, None]), timestep, texts)
 

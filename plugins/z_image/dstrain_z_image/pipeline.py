@@ -12,6 +12,8 @@ SIDES = model_fn.SIDE_MULTIPLE
 SHIFT = math.log(6)
 """That of Z-Image's scheduler_config.json; training has DiffSynth-Studio's 3 for all."""
 
+SAMPLING = {"num_inference_steps": 50, "guidance_scale": 4.0, "negative_prompt": ""}
+
 BASE = plugin.PipelineSpec(
     components=("dit", "text_encoder", "vae", "tokenizer"),
     units=(units.encode_prompt, units.encode_image),
@@ -32,13 +34,7 @@ BASE = plugin.PipelineSpec(
     cfg_inputs={"prompt": "negative_prompt"},
     padded={"prompt_emb": 1, "prompt_parts": 1},
     unused_parameters={"text_encoder": ("model.layers.{last}.*", "model.norm.*")},
-    defaults={
-        "height": 1024,
-        "width": 1024,
-        "num_inference_steps": 50,
-        "guidance_scale": 4.0,
-        "negative_prompt": "",
-    },
+    defaults={"height": 1024, "width": 1024, **SAMPLING},
 )
 # Eight steps without guidance: inference.py of Tongyi-MAI/Z-Image.
 TURBO = replace(
@@ -56,6 +52,7 @@ OMNI = replace(
     denoiser_config={"siglip_feat_dim": True},
     unused_parameters={**BASE.unused_parameters, "image_encoder": ("head.*",)},
     defaults={**BASE.defaults, "guidance_scale": 5.0},
+    edited_size=units.edited_size,
 )
 UNION = replace(
     TURBO,

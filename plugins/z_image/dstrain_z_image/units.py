@@ -28,26 +28,22 @@ class Prompt(TypedDict):
 
 
 class Latents(TypedDict):
-    """An image in the VAE's latent space, normalized."""
+    """An image in the VAE's latent space, normalized: (1, 16, height / 8, width / 8), fp32."""
 
     input_latents: Tensor
-    """(1, 16, height / 8, width / 8), fp32."""
 
 
 class ControlLatents(TypedDict):
-    """A control image in the VAE's latent space, normalized."""
+    """A control image, as an image is in `Latents`."""
 
     control_latents: Tensor
-    """(1, 16, height / 8, width / 8), fp32."""
 
 
 class EditImages(TypedDict):
-    """Images to edit, encoded by the VAE and by SigLIP."""
+    """Images to edit as `Latents`, and as SigLIP's states, (1, rows, columns, channels)."""
 
     edit_latents: list[Tensor]
-    """(1, 16, height / 8, width / 8) each, fp32."""
     edit_embs: list[Tensor]
-    """(1, rows, columns, channels) each, the image encoder's dtype."""
 
 
 class DecodedImage(TypedDict):
@@ -61,7 +57,7 @@ def encode_prompt(
     prompt: str, *, text_encoder: Any, tokenizer: Any, device: torch.device
 ) -> Prompt:
     """Encode a prompt in its chat template."""
-    return encode_texts([PREFIX + prompt + SUFFIX], text_encoder, tokenizer, device)
+    return encode_texts([f"{PREFIX}{prompt}{SUFFIX}"], text_encoder, tokenizer, device)
 
 
 @versioned(1)
@@ -74,11 +70,11 @@ def encode_edit_prompt(
     device: torch.device,
 ) -> Prompt:
     """Encode a prompt, and the texts before, between and after images to edit."""
-    texts = [PREFIX + prompt + SUFFIX]
+    texts = [f"{PREFIX}{prompt}{SUFFIX}"]
     if edit_image:
-        between = [ENDS + BEGINS] * (len(edit_image) - 1)
-        last = (ENDS + prompt + SUFFIX + BEGINS, ENDS + "<|im_end|>")
-        texts = [PREFIX + BEGINS, *between, *last]
+        between = [f"{ENDS}{BEGINS}"] * (len(edit_image) - 1)
+        last = (f"{ENDS}{prompt}{SUFFIX}{BEGINS}", f"{ENDS}<|im_end|>")
+        texts = [f"{PREFIX}{BEGINS}", *between, *last]
     return encode_texts(texts, text_encoder, tokenizer, device)
 
 
@@ -149,21 +145,26 @@ def encode_edit_images(
 
 
 def scaled_down(image: Image.Image) -> Image.Image:
-    """Return an image of a megapixel at most; raises InputError for a side below 16."""
-    scale = min(1.0, math.sqrt(EDIT_PIXELS / (image.width * image.height)))
-    size = (int(image.width * scale), int(image.height * scale))
+    """Return an RGB image of a megapixel at most; raises InputError for a side below 16."""
+    scale = min(1.0, math.sqrt(EDIT_PIXELS / math.prod(image.size)))
+    size = [int(side * scale) for side in image.size]
     if min(size) < SIDE_MULTIPLE:
-        raise InputError("edit_image", f"has a side below {SIDE_MULTIPLE}: {size}")
-    rgb = functional.convert_image(image, "RGB")
-    return rgb.resize(size, Image.Resampling.LANCZOS) if scale < 1 else rgb
+        what = f"is too narrow: {image.width} x {image.height}"
+        raise InputError("edit_image", what, f"give sides of {SIDE_MULTIPLE} or more")
+    return image.resize(size, Image.Resampling.LANCZOS)
+
+
+def edited_size(images: list[Image.Image]) -> dict[str, int]:
+    """Return the sides of the last image, scaled down: diffusers' default."""
+    width, height = (one - one % SIDE_MULTIPLE for one in scaled_down(images[-1]).size)
+    return {"height": height, "width": width}
 
 
 def encode_with_vae(
     image: Image.Image, vae: Any, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
     """Return the normalized mode of the VAE's distribution of an image, in fp32."""
-    rgb = functional.convert_image(image, "RGB")
-    pixels = functional.images_to_tensor([rgb]).to(device, dtype)
+    pixels = functional.images_to_tensor([image]).to(device, dtype)
     mode: Tensor = vae.encode(pixels).latent_dist.mode().float()
     return (mode - vae.config.shift_factor) * vae.config.scaling_factor
 

@@ -120,8 +120,8 @@ def test_the_learning_rate_of_the_longest_name_wins() -> None:
     assert rates.of("dit.blocks.30.weight") == 2
     assert rates.of("text_encoder.weight") == 1
     assert parse_learning_rates("dit=2", 1.0).of("vae") is None
-    assert parse_learning_rates("1,dit=2", 1.0).times(0.5).plain == "0.5,dit=1"
-    assert parse_learning_rates(2.0, 1.0).times(0.5).plain == 1.0
+    assert parse_learning_rates("1,dit=2", 1.0).plain == "1,dit=2"
+    assert parse_learning_rates(2.0, 1.0).plain == 2.0
 
 
 @pytest.mark.parametrize(
