@@ -123,8 +123,9 @@ def plan_inference(
     if from_latents:
         check_start(spec, inputs)
     guided = sampling.guidance_scale > spec.no_guidance
-    pairs = spec.cfg_inputs.items()
-    negatives = {negative for positive, negative in pairs if positive in inputs}
+    negatives = {
+        negative for positive, negative in spec.cfg_inputs.items() if positive in inputs
+    }
     if guided and arguments.get("guidance_scale"):
         if not spec.branched and "branch" not in spec.model_fn.components:
             what = f"has no effect: {spec.where} has no negative branch"
