@@ -60,13 +60,15 @@ def everything() -> Iterator[Case]:
     yield from small_set()
     for family, facts in TABLE["families"].items():
         for name, mechanism in TABLE["mechanisms"].items():
-            if mechanism["small"] != family:
+            is_small = mechanism["small"] == family
+            if not is_small and name not in facts.get("without", "").split():
                 yield made(family, name, lines_of(mechanism))
         for variant in facts["variants"].split()[: facts["everyday"]]:
             own = f"--variant {variant} {TABLE['columns'].get(variant, '')}"
+            trained = TABLE["full"].get(variant, facts["denoiser"])
             kinds = {
                 "LoRA": f"{own} --lora_rank 4",
-                "full": f"{own} --trainable_models {TABLE['full'].get(variant, 'dit')}",
+                "full": f"{own} --trainable_models {trained}",
             }
             for way, lines in TABLE["ways"].items():
                 for kind, options in kinds.items():

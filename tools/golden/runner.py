@@ -33,9 +33,12 @@ whenever they are installed.
 MODELS = {
     "transformers": ("CLIPTextModel", "Qwen2_5_VLModel", "UMT5EncoderModel"),
     "diffusers": (
+        "Flux2Pipeline",
         "FluxPipeline",
         "QwenImageEditPlusPipeline",
+        "StableDiffusionXLPipeline",
         "WanImageToVideoPipeline",
+        "ZImageOmniPipeline",
     ),
 }
 
