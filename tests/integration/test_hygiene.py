@@ -115,7 +115,7 @@ def family_layers(source: str) -> Iterator[str]:
 
 @cache
 def special_layers() -> frozenset[object]:
-    families = ("flux", "qwen_image", "sdxl", "wan", "z_image")
+    families = ("flux", "flux2", "qwen_image", "sdxl", "wan", "z_image")
     known = [
         one for name in families for one in components_of(load_family(name)).values()
     ]

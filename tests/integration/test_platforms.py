@@ -86,7 +86,9 @@ def test_the_demos_commands_run_without_what_unix_alone_has(
     dstrain("cache", "prune", cache, "--yes")
 
 
-@pytest.mark.parametrize("family", ["qwen_image", "flux", "wan"])
+@pytest.mark.parametrize(
+    "family", ["flux", "flux2", "qwen_image", "sdxl", "wan", "z_image"]
+)
 def test_a_step_of_training_computes_nothing_on_the_device_that_macs_cannot(
     family: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

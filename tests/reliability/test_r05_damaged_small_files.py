@@ -12,7 +12,15 @@ from tests.support.toys import toy
 pytestmark = pytest.mark.promise(
     "R5", "damaged small files of a model are named before use"
 )
-VARIANTS = {"qwen_image": "base", "flux": "dev", "wan": "i2v"}
+VARIANTS = {
+    "qwen_image": "base",
+    "flux": "dev",
+    "flux2": "dev",
+    "sdxl": "base",
+    "wan": "i2v",
+    "z_image": "omni",
+}
+DEPTHS = {"sdxl": ("unet", "layers_per_block"), "z_image": ("transformer", "n_layers")}
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n"
 DAMAGES = {"cut": b"", "empty": b"", "a list": b"[]", "null": b"null", "a pointer": LFS}
 
@@ -49,8 +57,9 @@ def test_more_layers_than_weights_are_refused_before_they_are_built(
 ) -> None:
     model, variant = tmp_path / "model", VARIANTS[family]
     shutil.copytree(toy(family, variant), model)
-    path = model / "transformer/config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "num_layers": 10**9}))
-    with pytest.raises(StateError, match="num_layers is 1000000000") as caught:
+    folder, entry = DEPTHS.get(family, ("transformer", "num_layers"))
+    path = model / folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), entry: 10**9}))
+    with pytest.raises(StateError, match=f" {entry} is 1000000000") as caught:
         opened(model, variant)
     assert caught.value.where == str(path)

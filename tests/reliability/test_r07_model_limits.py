@@ -54,6 +54,12 @@ DENOISERS = (
              "has use_layer3d_rope True; variant base takes none\n  give --variant layered"),
     Denoiser("unknown channels", "qwen_image", "edit", {"in_channels": 32},
              "has in_channels 32; variant edit takes 64"),
+    Denoiser("klein", "flux2", "dev", {"guidance_embeds": False},
+             "has guidance_embeds False; variant dev takes True"),
+    Denoiser("inpaint", "sdxl", "base", {"in_channels": 9},
+             "has in_channels 9; variant base takes 4\n  give --variant inpaint"),
+    Denoiser("omni", "z_image", "base", {"siglip_feat_dim": 32},
+             "has siglip_feat_dim 32; variant base takes none\n  give --variant omni"),
 )  # fmt: skip
 ORIGINAL = ("unknown", "Fill", "FLEX.2", "Fun-Control")
 """Those that are tried without config.json, too: their shapes tell."""
@@ -68,7 +74,7 @@ def model_with(
 ) -> list[list[str]]:
     """The files of a toy whose denoiser has these entries."""
     family = load_family(case.family)
-    sizes = {"dit": {**case.entries, **entries}}
+    sizes = {family.default_trainable: {**case.entries, **entries}}
     family.load("toy")(folder, case.variant, 0, sizes)
     groups: dict[Path, list[str]] = {}
     for path in sorted(folder.rglob("*.safetensors")):
@@ -264,6 +270,7 @@ LONG = (
     Long("qwen_image", "base", 4200, "Qwen-Image", 4094),
     Long("qwen_image", "edit", 4200, "Qwen-Image", 4094),
     Long("qwen_image", "edit-2509", 4200, "Qwen-Image", 4094),
+    Long("sdxl", "base", 200, "CLIP", 75),
 )
 WAYS = ("unsplit", "split")
 

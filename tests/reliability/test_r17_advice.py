@@ -280,7 +280,15 @@ def test_what_a_message_advises_works(
 
 
 @pytest.mark.parametrize(
-    ("family", "variant"), (("wan", "t2v"), ("wan", "i2v"), ("qwen_image", "base"))
+    ("family", "variant"),
+    (
+        ("wan", "t2v"),
+        ("wan", "i2v"),
+        ("qwen_image", "base"),
+        ("sdxl", "base"),
+        ("z_image", "omni"),
+        ("flux2", "klein"),
+    ),
 )
 def test_a_toy_is_used_as_the_command_that_writes_it_says(
     family: str,

@@ -116,7 +116,7 @@ def _check_layers(path: Path, config: Config, weights: int) -> None:
         if isinstance(value, dict):
             _check_layers(path, value, weights)
         elif (
-            re.fullmatch(r"num_(\w+_)?layers|depth", name)
+            re.fullmatch(r"n(um)?_(\w+_)?layers|layers_per_block|depth", name)
             and type(value) is int
             and value > weights > 0
         ):

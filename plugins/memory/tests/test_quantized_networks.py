@@ -2,6 +2,7 @@
 others do, and are never whole in memory while they are loaded.
 """
 
+import re
 import weakref
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -97,14 +98,28 @@ def test_generate_takes_the_runs_methods_and_other_ones(
     assert images[0] != images[1]
 
 
-def test_layers_that_are_not_in_blocks_are_not_quantized() -> None:
-    for what in ("flux dev dit", "qwen_image base dit", "wan fun-camera dit"):
-        family, variant, name = what.split()
-        patterns = components_of(load_family(family))[name].as_loaded
-        for layer, module in opened(family, variant).components[name].named_modules():
-            if isinstance(module, nn.Linear):
-                is_kept = any(fnmatchcase(layer, one) for one in patterns)
-                assert is_kept != ("blocks." in layer), layer
+IN_BLOCKS = (
+    ("flux dev dit", "blocks."),
+    ("flux2 dev dit", "blocks.|_stream_modulation"),
+    ("qwen_image base dit", "blocks."),
+    ("sdxl base unet", "blocks?."),
+    ("wan fun-camera dit", "blocks."),
+    ("z_image omni dit", "(^layers|_refiner)."),
+    ("z_image controlnet-union controlnet", "control_(layers|noise_refiner)."),
+)
+"""A component, and what the names of the layers of its blocks match."""
+
+
+@pytest.mark.parametrize(("what", "in_blocks"), IN_BLOCKS)
+def test_layers_that_are_not_in_blocks_are_not_quantized(
+    what: str, in_blocks: str
+) -> None:
+    family, variant, name = what.split()
+    patterns = components_of(load_family(family))[name].as_loaded
+    for layer, module in opened(family, variant).components[name].named_modules():
+        if isinstance(module, nn.Linear):
+            is_kept = any(fnmatchcase(layer, one) for one in patterns)
+            assert is_kept != bool(re.search(in_blocks, layer)), layer
 
 
 class Deep(nn.Module):

@@ -29,8 +29,6 @@ class Toy:
     family: str
     variant: str
     trained: str
-    blocks: int
-    """How many blocks it has."""
     encoders: str
     """Components that lie in RAM beside it, in half of the runs."""
 
@@ -40,13 +38,15 @@ class Toy:
 
 # The ordinary suite runs every tenth case: one toy of each family.
 TOYS = (
-    Toy("qwen_image", "base", "dit", 2, "text_encoder,vae"),
-    Toy("qwen_image", "edit-2511", "text_encoder", 2, "vae"),
-    Toy("wan", "t2v", "dit", 2, "text_encoder"),
-    Toy("wan", "i2v-a14b", "dit2", 2, "text_encoder,vae"),
-    Toy("flux", "dev", "dit", 2, "text_encoder_1,text_encoder_2,vae"),
-    Toy("flux2", "dev", "dit", 2, "text_encoder,vae"),
-    Toy("flux", "kontext", "text_encoder_2", 2, "vae,text_encoder_1"),
+    Toy("qwen_image", "base", "dit", "text_encoder,vae"),
+    Toy("qwen_image", "edit-2511", "text_encoder", "vae"),
+    Toy("wan", "t2v", "dit", "text_encoder"),
+    Toy("wan", "i2v-a14b", "dit2", "text_encoder,vae"),
+    Toy("flux", "dev", "dit", "text_encoder_1,text_encoder_2,vae"),
+    Toy("flux2", "dev", "dit", "text_encoder,vae"),
+    Toy("sdxl", "base", "unet", "text_encoder,text_encoder_2,vae"),
+    Toy("z_image", "omni", "dit", "text_encoder,vae"),
+    Toy("flux", "kontext", "text_encoder_2", "vae,text_encoder_1"),
 )
 METHODS = ("fp8", "int8_block", "bitsandbytes_nf4")
 """How the weights of the trained component may be stored."""

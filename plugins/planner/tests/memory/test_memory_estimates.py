@@ -1,4 +1,4 @@
-"""For every variant of the three families, what a step keeps for its backward pass is
+"""For every variant of the families, what a step keeps for its backward pass is
 counted within 15 % of what autograd saves, and weights within 2 % of what is allocated.
 """
 
@@ -23,7 +23,9 @@ EVERYDAY = {
     "flux": ("kontext",),
     "flux2": ("dev",),
     "qwen_image": ("edit-2509",),
+    "sdxl": ("inpaint",),
     "wan": ("i2v", "i2v-a14b", "ti2v-5b"),
+    "z_image": ("controlnet-union",),
 }
 """Variants that together have every mechanism; the others are left to `make everything`."""
 VARIANTS = everyday.cases(

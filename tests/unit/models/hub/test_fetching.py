@@ -19,14 +19,17 @@ from dstrain import (
     generate,
     run,
 )
+from dstrain.cli.main import main
 from dstrain.models import assign, find
 from dstrain.models.hub import RECORD, ModelSource, chosen_hub, fetch, find_paths
 from dstrain.plugin import versioned
+from dstrain.registry import load_family
 
-from tests.support import family
+from tests.support import everyday, family
 from tests.support.family import IDS, write
 from tests.support.hub_server import SHARDS, TINY, Faults, Hub, commit, point_at
 from tests.support.runs import config, train
+from tests.support.toys import dataset, toy
 
 pytestmark = pytest.mark.usefixtures("tiny")
 ORIGINS = "model_id_with_origin_paths"
@@ -97,6 +100,63 @@ def test_each_stage_fetches_what_it_needs_and_nothing_else(
     assert here == {*first, *SHARDS, RECORD}
 
 
+def put_into_cache(cache: Path, model_id: str, model: Path) -> Path:
+    """Put a model into a Hugging Face cache; return its folder there, where links lead to
+    files without an ending.
+    """
+    cached = cache / f"models--{model_id.replace('/', '--')}"
+    snapshot = cached / "snapshots" / ("a" * 40)
+    for number, path in enumerate(sorted(model.rglob("*.*"))):
+        place = snapshot / path.relative_to(model)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        blob = cached / "blobs" / str(number)
+        blob.parent.mkdir(exist_ok=True)
+        shutil.copy(path, blob)
+        place.symlink_to(blob)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("a" * 40)
+    return snapshot
+
+
+CACHED = (
+    ("flux2", "dev", "black-forest-labs/FLUX.2-dev"),
+    ("flux2", "klein-base", "black-forest-labs/FLUX.2-klein-base-9B"),
+    ("sdxl", "base", "stabilityai/stable-diffusion-xl-base-1.0"),
+    ("sdxl", "inpaint", "diffusers/stable-diffusion-xl-1.0-inpainting-0.1"),
+    ("z_image", "base", "Tongyi-MAI/Z-Image"),
+    ("z_image", "omni", "Tongyi-MAI/Z-Image-Omni-Base"),
+)
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize(
+    ("name", "variant", "model_id"),
+    everyday.cases(CACHED, lambda row: row[1] == "inpaint"),
+)
+def test_a_published_model_is_trained_from_the_hugging_face_cache(
+    name: str,
+    variant: str,
+    model_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With other files of its folders, which are not for it."""
+    cache = tmp_path / "hf"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    known = load_family(name)
+    places = [*known.model_files[model_id].values(), *known.default_ids.values()]
+    others = {one.partition(":")[0] for one in places if ":" in one}
+    for one in {model_id, *others}:
+        snapshot = put_into_cache(cache, one, toy(name, variant))
+        for path in [*snapshot.glob("unet/*.safetensors")]:
+            path.with_suffix(".fp16.safetensors").symlink_to(path.readlink())
+            (snapshot / f"{variant}.safetensors").symlink_to(path.readlink())
+    words = ["--model_id", model_id, "--dataset_base_path", str(dataset(name, variant))]
+    words += ["--lora_rank", "2", "--max_steps", "1", "--output_path", "out"]
+    assert main(words) == 0
+    assert not Path("models").exists()
+
+
 @pytest.mark.parametrize("way", [{"model_id": TINY}, {ORIGINS: IDS}])
 def test_a_model_in_the_hugging_face_cache_is_used_there_and_what_it_lacks_is_fetched(
     way: dict[str, str],
@@ -105,19 +165,8 @@ def test_a_model_in_the_hugging_face_cache_is_used_there_and_what_it_lacks_is_fe
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its snapshots have links to files without an ending."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
-    cached = tmp_path / "hf" / f"models--{TINY.replace('/', '--')}"
-    snapshot = cached / "snapshots" / ("a" * 40)
-    for number, path in enumerate(sorted(Path("published").rglob("*.*"))):
-        place = snapshot / path.relative_to("published")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        blob = cached / "blobs" / str(number)
-        blob.parent.mkdir(exist_ok=True)
-        shutil.copy(path, blob)
-        place.symlink_to(blob)
-    (cached / "refs").mkdir()
-    (cached / "refs/main").write_text("a" * 40)
+    snapshot = put_into_cache(tmp_path / "hf", TINY, Path("published"))
     flags = {"hub": hub, "model_paths": None, **way}
     train(tmp_path, **flags, max_steps=1)
     assert server.requests == []
