@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dstrain import SampleKey, run
+from dstrain import SampleKey, TrainConfig, run
 from dstrain.cache import stored_plans
 from dstrain.errors import CacheError
 from dstrain.runs import open_training_data
@@ -18,6 +18,7 @@ from PIL import Image
 
 from tests.support.family import write
 from tests.support.runs import config, files, log, same
+from tests.support.toys import dataset
 
 pytestmark = pytest.mark.usefixtures("tiny")
 
@@ -55,6 +56,14 @@ FEATURES: dict[str, dict[str, Any]] = {
         "batch_size": 2,
     },
 }
+
+
+@pytest.mark.parametrize(("family", "variant"), [("flux", "fill"), ("flux2", "dev")])
+def test_a_variant_without_guidance_has_captions_too(family: str, variant: str) -> None:
+    given: dict[str, Any] = {"model": family, "variant": variant, "toy": True}
+    given |= {"dataset_base_path": dataset(family, variant), "output_path": Path("out")}
+    setup = resolve(TrainConfig(**given, caption_dropout=0.4, trigger_word="sks"))
+    assert setup.data_config.caption_inputs == {"prompt"}
 
 
 @pytest.fixture(scope="module")

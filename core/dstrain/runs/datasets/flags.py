@@ -96,13 +96,14 @@ def files_of(spec: PipelineSpec) -> set[str]:
 
 
 def caption_inputs(spec: PipelineSpec) -> frozenset[str]:
-    """Return the inputs that are captions: those that guidance has a counterpart of."""
-    names = set()
-    for name in spec.cfg_inputs:
-        source = spec.inputs[name]
-        if isinstance(source, Column) and source.kind == "text":
-            names.add(name)
-    return frozenset(names)
+    """Return the inputs that are captions: the prompt, and other text that guidance has a
+    counterpart of.
+    """
+    return frozenset(
+        name
+        for name in ("prompt", *spec.cfg_inputs)
+        if isinstance(source := spec.inputs.get(name), Column) and source.kind == "text"
+    )
 
 
 def with_trigger(
