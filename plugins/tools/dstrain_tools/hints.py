@@ -22,6 +22,14 @@ NAMES = MappingProxyType(
     }
 )
 """Families here -> their names in OneTrainer, ai-toolkit, SimpleTuner and musubi-tuner."""
+INPUTS = """blockwise_controlnet_image blockwise_controlnet_inpaint_mask
+  camera_control_direction camera_control_speed context_image control_video
+  controlnet_image controlnet_inpaint_mask controlnet_processor_id controlnet_scale
+  edit_image eligen_entity_masks eligen_entity_prompts embedded_guidance end_image
+  flux_fill_image flux_fill_mask flux_redux_image inpaint_image inpaint_mask input_image
+  input_video ipadapter_images ipadapter_scale kontext_images layer_input_image layer_num
+  motion_bucket_id reference_image vace_reference_image vace_video vace_video_mask"""
+"""What variants here are given for inference beside the prompts."""
 VARIABLES = MappingProxyType(
     {
         "DIFFSYNTH_ATTENTION_IMPLEMENTATION": "attention is what DIFFUSERS_ATTN_BACKEND names, by default torch's own",
@@ -46,5 +54,6 @@ def hints() -> dict[str, str]:
     options = {f"--{flag}": line for line, flags in advice().items() for flag in flags}
     models = {f"--model {name}": FAMILIES for name in MODELS}
     models |= {f"--model {name}": line for line, one in NAMES.items() for name in one}
+    inputs = {f"--{name}": f"use --input {name}=VALUE" for name in INPUTS.split()}
     variables = {f"${name}": why for name, why in VARIABLES.items()}
-    return {**options, **models, **variables}
+    return {**inputs, **options, **models, **variables}

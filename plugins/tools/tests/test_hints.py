@@ -9,8 +9,9 @@ import pytest
 from dstrain import GenerateConfig, TrainConfig
 from dstrain.cli.main import main
 from dstrain.config import flags
+from dstrain.plugin import Column, InferenceOnly
 from dstrain.registry import load_family
-from dstrain_tools.hints import advice, hints
+from dstrain_tools.hints import INPUTS, advice, hints
 
 from tests.support import ROOT
 from tests.support.command_lines import BASE
@@ -18,6 +19,7 @@ from tests.support.runs import project_by_id
 
 GUIDE = ROOT / "docs/guide"
 FLAGS = {flag.name: flag for flag in flags(TrainConfig)}
+FAMILIES = ("flux", "flux2", "qwen_image", "sdxl", "wan", "z_image")
 KNOWN = {*FLAGS, "config"}
 Printed = pytest.CaptureFixture[str]
 
@@ -79,6 +81,20 @@ def test_an_option_that_is_only_half_alike_is_not_offered(
 def test_advice_names_only_options_of_the_command(capsys: Printed) -> None:
     generate = ("generate", "--model", "faky", "--toy", "--prompt", "a")
     assert answer(capsys, "--network_dim", *generate) == ([], "")
+
+
+def test_an_input_of_a_model_is_told_from_an_option(capsys: Printed) -> None:
+    generate = ("generate", "--model", "flux2", "--toy", "--prompt", "a")
+    _, advised = answer(capsys, "--edit-image", *generate)
+    assert "use --input edit_image=VALUE" in advised
+    given = {
+        name
+        for family in map(load_family, FAMILIES)
+        for variant in family.variants
+        for name, source in family.spec(variant).inputs.items()
+        if isinstance(source, Column | InferenceOnly)
+    }
+    assert {*INPUTS.split()} == given - {"prompt", "negative_prompt"}
 
 
 def test_no_advice_is_for_what_exists_or_names_what_does_not() -> None:
