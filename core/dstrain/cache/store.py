@@ -204,8 +204,7 @@ class FeatureCache:
 
     def write_index(self) -> None:
         """Write the index of all shards, unless it is there; the caller holds the lock."""
-        is_read = bool(readers(self.folder))
-        self.index.write(self.folder, is_read, self._is_indexed)
+        self.index.write(self.folder, bool(readers(self.folder)), self._is_indexed)
 
     def add(self, shard: Shard) -> None:
         """Note the values of a shard that was committed; numbers change."""
@@ -298,8 +297,7 @@ class ShardWriter:
     def flush(self) -> None:
         """Commit the shard in progress."""
         if self._values:
-            shard = write_shard(self.cache.folder, self._values, self.about)
-            self.cache.add(shard)
+            self.cache.add(write_shard(self.cache.folder, self._values, self.about))
         self._values = {}
         self._bytes = 0
         self._since = time.monotonic()

@@ -58,8 +58,7 @@ def graph(config: TrainConfig, form: str) -> None:
 
         plan, kept = plan_of(config)
     if form == "text":
-        page = as_text(plan, kept).splitlines()
-        click.echo("\n".join(fitted(page)))
+        click.echo("\n".join(fitted(as_text(plan, kept).splitlines())))
     else:
         click.echo(json.dumps(as_data(plan, kept), indent=2))
 

@@ -65,5 +65,4 @@ def folded(incomplete: str) -> str:
     """Return an option, or the beginning of one, in dstrain's own spelling."""
     name, equals, value = incomplete.partition("=")
     body = name.lstrip("-")
-    dashes = name[: len(name) - len(body)]
-    return dashes + body.replace("-", "_") + equals + value
+    return name[: len(name) - len(body)] + body.replace("-", "_") + equals + value

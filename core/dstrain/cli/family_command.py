@@ -46,6 +46,8 @@ if TYPE_CHECKING:  # it imports pluggy
 
 logger = get_logger(__name__)
 
+TYPED = "dstrain.typed"
+"""Key of `Context.meta` for the names of the options that are typed."""
 DEFAULTS = "dstrain.defaults"
 """Key of `Context.meta` for the values that plugins have in place of defaults."""
 
@@ -156,6 +158,7 @@ class FamilyCommand(Command):
             for name, value in first.items()
             if early.get_parameter_source(name) is ParameterSource.COMMANDLINE
         }
+        ctx.meta[TYPED] = frozenset(typed)
         file = first["config"]
         values = read_file(file) if file else {}
         if first.get("run") is not None:
@@ -256,6 +259,7 @@ class FamilyCommand(Command):
         config = self.config(
             **values,
             family_options=family_options,
+            typed=ctx.meta[TYPED],
             disabled_plugins=ctx.params.pop("disabled_plugins"),
         )
         for line in variables_without_effect(config.disabled_plugins):

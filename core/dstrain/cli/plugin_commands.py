@@ -25,8 +25,7 @@ class OpenGroup(Group):
         """Return a command of dstrain or of a plugin; plugins are imported only for
         another word than dstrain's own.
         """
-        own = super().get_command(ctx, cmd_name)
-        return own or self.offered(ctx).get(cmd_name)
+        return super().get_command(ctx, cmd_name) or self.offered(ctx).get(cmd_name)
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter

@@ -159,8 +159,9 @@ def check_acting(config: TrainConfig) -> None:
     """
     known = flags_by_name(TrainConfig)
     for name, other, values in ACT_WITH:
-        is_default = getattr(config, name) == known[name].default
-        if not is_default and getattr(config, other) not in (None, *values):
+        is_changed = getattr(config, name) != known[name].default
+        is_given = is_changed or name in config.typed
+        if is_given and getattr(config, other) not in (None, *values):
             what = f"has no effect without --{other} {' or '.join(values)}"
             raise UsageError(f"--{name}", what)
 

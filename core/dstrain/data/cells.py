@@ -88,13 +88,12 @@ class Cell:
         frames = len(parameters["frames"]) if self.kind == "video" else 1
         return tuple((frames, *size) for size in parameters.get("sizes", ()))
 
-    @property
-    def measured(self) -> dict[str, int]:
+    def measured(self, axis: Axis) -> int:
         """Return what `Measured` says of a video, or of the first image."""
         frames, *size = self.shapes[0]
-        own = self.own or size
-        numbers = (frames, *size, *own, *cut_off(own, size, self.view))
-        return dict(zip(get_args(Axis), numbers, strict=True))
+        own = list(self.own or size)
+        cut = cut_off(own, size, self.view) if axis.startswith("crop_") else []
+        return [frames, *size, *own, *cut][get_args(Axis).index(axis)]
 
     @property
     def view(self) -> View:
@@ -255,8 +254,7 @@ def image_cell(
     sizes = tuple(fit(image.size, resolution, column.multiple) for image in images)
     parameters = (("loader", LOADER_VERSION), ("mode", column.mode), ("sizes", sizes))
     marks = tuple(image.mark for image in images)
-    own = images[0].size
-    return Cell(column.kind, None, files, parameters, marks, "", own)
+    return Cell(column.kind, None, files, parameters, marks, "", images[0].size)
 
 
 def mask_cell(

@@ -60,8 +60,7 @@ class LoadedRow:
         """Return what differs between resolutions, if anything does: its cells, and the
         (height, width) at which its videos are loaded.
         """
-        sizes = {name: video.size for name, video in self.videos.items()}
-        return self.cells, sizes
+        return self.cells, {name: video.size for name, video in self.videos.items()}
 
     def add(
         self,
@@ -303,7 +302,7 @@ def _with_derived(
         if isinstance(source, Constant):
             derived[name] = Cell(source.kind, source.value)
         elif isinstance(source, Measured) and source.of in cells:
-            derived[name] = Cell("integer", cells[source.of].measured[source.axis])
+            derived[name] = Cell("integer", cells[source.of].measured(source.axis))
     return derived
 
 

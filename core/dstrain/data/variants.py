@@ -116,8 +116,7 @@ def _letters_beside(end: str) -> str:
     """Return a pattern of the characters that would make a word longer at this end: none
     where it ends in a sign or in a script without blanks.
     """
-    is_part = re.fullmatch(IN_WORDS, end) is not None
-    return IN_WORDS if is_part else r"(?!)"
+    return IN_WORDS if re.fullmatch(IN_WORDS, end) else r"(?!)"
 
 
 def _number(caption: str, variant: int, tag: int) -> bytes:

@@ -156,8 +156,7 @@ def _probe_folder(path: Path) -> Video:
             raise UsageError(file, what)
     _check_numbers(files)
     names = tuple(map(str, files))
-    starts = (0.0,) * len(files)
-    return Video(str(path), sizes[0], starts, 0.0, tuple(marks), names)
+    return Video(str(path), sizes[0], (0.0,) * len(files), 0.0, tuple(marks), names)
 
 
 def _check_numbers(files: Sequence[Path]) -> None:

@@ -97,8 +97,7 @@ def _parse(
     row = {name: _cell(texts[name], column) for name, column in columns.items()}
     table = Table(Path("--input"), tuple(row), (row,), (1,))
     # Paths are absolute: any of them is inside the root folder.
-    files = data_config(config, Path(os.sep))
-    (cells,) = check_rows(table, files, columns).rows
+    (cells,) = check_rows(table, data_config(config, Path(os.sep)), columns).rows
     return {name: load_cell(cells[name]) for name in columns}
 
 

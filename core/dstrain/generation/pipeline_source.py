@@ -100,8 +100,7 @@ def open_source(
     attention_backend()  # refused before anything is downloaded
     family = load_family(config.model, config.disabled_plugins)
     trained = Trained.by(config.run, family)
-    components = components_of(family)
-    loras = tuple(lora.of(components) for lora in config.lora)
+    loras = tuple(lora.of(components_of(family)) for lora in config.lora)
     variant = config.variant or trained.variant
     config = replace(config, variant=variant, lora=loras)
     for lora in (*trained.lora, *config.lora):

@@ -115,8 +115,7 @@ def generate_one(config: GenerateConfig) -> None:
         check_used(config, source.spec, call.plan.used_inputs)
         check_writable(config.output.parent)
         if config.dry_run:
-            page = PlannedGeneration.of(source, call).page()
-            print(redacted("\n".join(page)))
+            print(redacted("\n".join(PlannedGeneration.of(source, call).page())))
             return
         pipeline = source.load()
         steps = call.sampling.steps_taken

@@ -107,14 +107,16 @@ class Plan:
     @cached_property
     def cached_steps(self) -> tuple[Step, ...]:
         """Return the steps of stage 1 (data_process)."""
-        in_training = self._units_in_training
-        return tuple(step for step in self._steps if step.unit not in in_training)
+        return tuple(
+            step for step in self._steps if step.unit not in self._units_in_training
+        )
 
     @cached_property
     def train_steps(self) -> tuple[Step, ...]:
         """Return the steps of stage 2 (train) before model_fn and the loss."""
-        in_training = self._units_in_training
-        return tuple(step for step in self._steps if step.unit in in_training)
+        return tuple(
+            step for step in self._steps if step.unit in self._units_in_training
+        )
 
     @cached_property
     def loss_inputs(self) -> tuple[str, ...]:

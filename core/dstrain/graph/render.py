@@ -67,7 +67,10 @@ def as_text(
     loss = plan.task.loss
     used = [name for name in loss.inputs if name in plan.available]
     arguments = ", ".join(["predict", *used])
-    lines.append(f"    {loss.name}({arguments}) -> loss")
+    predicts = spec.schedule.predicts
+    # That of sft is named after flow matching, which predicts the velocity.
+    name = loss.name.replace("flow", {"velocity": "flow"}.get(predicts, predicts))
+    lines.append(f"    {name}({arguments}) -> loss")
     if plan.skipped or plan.unused_units:
         lines += ["", "not run"]
         lines += [f"    {name}: {reason}" for name, reason in plan.skipped.items()]

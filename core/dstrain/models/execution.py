@@ -113,8 +113,7 @@ def gradient_checkpoint_forward(
         return cast(T, checkpoint_in_ram(function, *args, **kwargs))
     if use_gradient_checkpointing:
         named: dict[str, Any] = dict(kwargs)
-        made = checkpoint(function, *args, use_reentrant=False, **named)
-        return cast(T, made)
+        return cast(T, checkpoint(function, *args, use_reentrant=False, **named))
     return function(*args, **kwargs)
 
 

@@ -56,8 +56,7 @@ def as_uint8(pixels: Tensor) -> Tensor:
     if not pixels.isfinite().all():
         raise Diverged("decoder", "an image contains NaN or infinity")
     scaled = (pixels.float() / 2 + 0.5).clamp(0, 1) * 255
-    rounded = scaled.round().to(torch.uint8)
-    return rounded.permute(0, 2, 3, 1).cpu()
+    return scaled.round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
 
 
 def tensor_to_image(pixels: Tensor) -> Image.Image:
@@ -77,8 +76,7 @@ def latents_mean_std(vae_config: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     axes = like.ndim - 2
     shape = (1, -1, *[1] * axes)
     mean = like.new_tensor(vae_config.latents_mean).view(shape)
-    std = like.new_tensor(vae_config.latents_std).view(shape)
-    return mean, std
+    return mean, like.new_tensor(vae_config.latents_std).view(shape)
 
 
 def check_sides(height: int, width: int, multiple: int) -> None:

@@ -171,8 +171,7 @@ class Loader:
         if self._change is None:
             self._change = _PresetChange()
             if self.files is not None and self.files.preset is not None:
-                name = self.component.name
-                preset = replace(self.files.preset, component=name)
+                preset = replace(self.files.preset, component=self.component.name)
                 unused = self.unused_parameters
                 loras = read_preset(preset, self.family, network, unused)
                 changes: dict[str, Change] = {}

@@ -178,8 +178,7 @@ class Setup:
     @property
     def dataset_digest(self) -> str:
         """Return the digest of the rows, but for the files that they name."""
-        table = self.checked_dataset.table
-        return table.digest or self.data_config.source.digest()
+        return self.checked_dataset.table.digest or self.data_config.source.digest()
 
     def row_of_part(self, row: int) -> "tuple[Setup, int]":
         """Return the dataset that a row is of, and the number of the row there."""

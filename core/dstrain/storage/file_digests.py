@@ -75,8 +75,7 @@ class Digests(ManyFiles):
 def read(path: str) -> tuple[FileMark, bytes]:
     """Return the mark and the sha256 of a file; raises SystemFault."""
     try:
-        mark = file_mark(path)
-        return mark, bytes.fromhex(sha256(Path(path)))
+        return file_mark(path), bytes.fromhex(sha256(Path(path)))
     except OSError as error:
         raise unreadable(path, error) from error
 

@@ -57,8 +57,7 @@ def _touched(files: Iterable[RecordedFile]) -> list[tuple[str, str]]:
     for path, (*recorded, digest) in files:
         if not os.path.isfile(path):
             continue
-        mark = file_mark(path)
-        size, modified, changed, inode = map(int.__eq__, mark, recorded)
+        size, modified, changed, inode = map(int.__eq__, file_mark(path), recorded)
         # A copy keeps no more than the time of the content. But where one inode was
         # changed since, that time may have been set back.
         if not size:

@@ -52,8 +52,7 @@ def split_across_ranks(
             # repeat a sample with weight 0.
             keys = samples[:1]
             weights = [0.0]
-        ends_step = start == starts[-1]
-        yield MicroBatch(keys, weights, len(samples), ends_step)
+        yield MicroBatch(keys, weights, len(samples), start == starts[-1])
 
 
 CHUNK = 4096

@@ -73,6 +73,14 @@ def test_values_reach_the_configuration_with_their_types(
     assert [type(found[name]) for name in values] == list(map(type, values.values()))
 
 
+def test_an_option_that_is_typed_is_known_by_its_default_too(
+    runs: list[TrainConfig],
+) -> None:
+    assert main([*BASE, "--loss", "huber", "--huber-delta", "0.1"]) == 0
+    base = {"model", "toy", "dataset_base_path", "output_path"}
+    assert runs[0].typed == base | {"loss", "huber_delta"}
+
+
 def test_resume_may_stand_alone_or_name_a_path(
     runs: list[TrainConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("timestep_shift", "--timestep_sampling", {"timestep_sampling": "uniform", "timestep_shift": 3.0}),
     ("timestep_std", "logit_normal", {"timestep_sampling": "shifted", "timestep_std": 2.0}),
     ("min_snr_gamma", "min_snr", {"loss_weighting": "none", "min_snr_gamma": 2.0}),
+    ("min_snr_gamma", "min_snr", {"loss_weighting": "none", "typed": frozenset({"min_snr_gamma"})}),
     ("huber_delta", "--loss huber", {"huber_delta": 0.2}),
     ("customized_optimizer", "--optimizer", {"customized_optimizer": "a.B", "optimizer": "lion"}),
     ("customized_optimizer", "'lion'", {"customized_optimizer": "lion"}),

@@ -1,6 +1,7 @@
 """A plan is shown as a page and as data."""
 
 import json
+from dataclasses import replace
 from typing import Any, TypedDict
 
 import pytest
@@ -48,6 +49,12 @@ def constrain(
 def shape(input_image: Image) -> tuple[int, ...]: ...
 def guide(positive: Tensor, negative: Tensor, scale: float) -> Tensor: ...
 def loss(predict: Any, input_latents: Tensor, *, rng: Any) -> Tensor: ...
+
+
+class Denoising(FlowMatchSchedule):
+    """It does not predict the velocity."""
+
+    predicts: Any = "epsilon"
 
 
 INPUTS = frozenset({"prompt", "negative_prompt", "input_image"})
@@ -110,6 +117,11 @@ def test_the_page_shows_what_runs_is_loaded_and_stored(is_split: bool) -> None:
     assert units == ["encode_hint", "encode_unread"]
     assert weights.split()[-4:] == ["dit", "fp8", "text_encoder", "int8"]
     assert ("stage" in text) == is_split
+    task = replace(plan.task, loss=replace(plan.task.loss, name="flow_match"))
+    for schedule, name in ((Denoising(), "epsilon"), (plan.spec.schedule, "flow")):
+        spec = replace(plan.spec, schedule=schedule)
+        text = as_text(replace(plan, spec=spec, task=task))
+        assert f"    {name}_match(predict, input_latents) -> loss\n" in text
     assert as_data(plan, kept)["kept"] == kept
 
 

@@ -100,6 +100,8 @@ class ModelChoice:
     )
     family_options: Mapping[str, str] = field(default_factory=dict)
     """Values of the family's own options."""
+    typed: frozenset[str] = field(default=frozenset(), compare=False)
+    """The options that are on the command line, also those with their default."""
     disabled_plugins: tuple[str, ...] = ()
     """Disabled plugins, by name or distribution (`-p no:NAME`)."""
     plugin_options: Mapping[str, Any] = field(default_factory=dict)

@@ -34,9 +34,7 @@ class TaskChoice:
 
     @property
     def stage(self) -> str:
-        """Return 'data_process', 'train', or '' for a command that names no stage: it
-        runs both one after the other, with a feature cache, or a run that is not split.
-        """
+        """Return 'data_process', 'train', or '' for a command that names no stage."""
         return self.task.partition(":")[2]
 
 

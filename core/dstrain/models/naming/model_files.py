@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from os.path import exists
+from re import fullmatch
 
 from dstrain.config import parse_model_paths, parse_origins
 from dstrain.config.options import Hub, ModelChoice
@@ -10,7 +11,7 @@ from dstrain.console import get_logger
 from dstrain.errors import MissingFiles, UsageError, nearest
 from dstrain.models.component_files import ModelConfig, component_at, owner_of
 from dstrain.models.components import Component, components_of
-from dstrain.models.hub import FLAG, ModelSource, chosen_hub
+from dstrain.models.hub import FLAG, ID, ModelSource, chosen_hub
 from dstrain.models.naming.folders import (
     Part,
     config_of,
@@ -21,6 +22,9 @@ from dstrain.models.naming.folders import (
 from dstrain.models.naming.location import located
 from dstrain.models.weights import recognize
 from dstrain.registry import ModelFamily
+
+ONE_FOLDER = rf"{ID}(@[^:]+)?:(?!/)[^,]+"
+"""The pattern of a published model's folder, as a flag of a component names it."""
 
 logger = get_logger(__name__)
 
@@ -39,9 +43,12 @@ def model_configs(
     if config.model_id is not None:
         refuse_unsupported(family, FLAG, [config.model_id.partition("@")[0]])
     found = list(named_files(config, family, hub))
-    origins = [one for one in found if one.model_id]
-    given = [f"{one.model_id}:{one.pattern}" for one in origins]
-    given += [str(one.model_id) for one in origins]
+    given = [
+        text
+        for one in found
+        if one.model_id
+        for text in (one.model_id, f"{one.model_id}:{one.pattern}")
+    ]
     refuse_unsupported(family, "--model_id_with_origin_paths", given)
     for option in family.options:
         value = config.family_options.get(option.name)
@@ -49,7 +56,7 @@ def model_configs(
             entries = {option.field: True}
             found.append(ModelConfig(component=option.component, entries=entries))
         elif value and option.component:
-            is_here = ":" not in value or exists(value)
+            is_here = exists(value) or not fullmatch(ONE_FOLDER, value)
             files = ModelConfig(value, hub=hub) if is_here else _origins(value, hub)[0]
             found.append(replace(files, component=option.component))
     return tuple(found)

@@ -34,8 +34,7 @@ def save_full(
     Raises SystemFault.
     """
     header = {"format": "pt", **metadata, "config": json.dumps(config, sort_keys=True)}
-    tensors = published(module, checkpoint_format)
-    write_tensors(path, tensors, header, checksum=True)
+    write_tensors(path, published(module, checkpoint_format), header, checksum=True)
 
 
 def published(

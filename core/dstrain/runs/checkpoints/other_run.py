@@ -69,8 +69,7 @@ def _differing_options(run: AnyRun) -> dict[str, tuple[Any, Any]]:
         return {}
     # What is at its default is not written.
     known = flags_by_name(TrainConfig)
-    of_plugins = plugin_flags(TrainConfig)
-    optional = (*options_affecting("if_given"), *of_plugins)
+    optional = (*options_affecting("if_given"), *plugin_flags(TrainConfig))
     same = {name: known[name].default for name in optional}
     size = str(run.processes.size)
     same |= {ATTENTION: "native", MODIFIERS: NO_MODIFIERS, PROCESSES: size}

@@ -51,8 +51,7 @@ def check_training(
 
     Raises what loading them raises, and UsageError for what sharding cannot do.
     """
-    sets = dict.fromkeys(input_sets)
-    plans = [stage_2.plan(inputs) for inputs in sets]
+    plans = [stage_2.plan(inputs) for inputs in dict.fromkeys(input_sets)]
     if stage_2.sharding is not None:
         refuse_unshardable(stage_2, plans)
     found = stage_2.find(plans)

@@ -136,8 +136,7 @@ def _find(setup: Setup, cache: FeatureCache, may_fetch: bool) -> Unchanged | Non
     more = plan.prompt_addresses
     if len(samples.lacking()) or not all(one in cache for one in more):
         return None
-    count = len(samples.rows) + len(info.prompt_rows)
-    return Unchanged(setup, source, info, count)
+    return Unchanged(setup, source, info, len(samples.rows) + len(info.prompt_rows))
 
 
 def _newest(setup: Setup, folder: Path, source: Source) -> StoredPlan | None:

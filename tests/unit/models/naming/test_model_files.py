@@ -39,6 +39,17 @@ def test_a_published_id_is_files_of_the_long_option(revision: str, hub: Any) -> 
     assert [one.hub for one in named] == [hub] * 3
 
 
+@pytest.mark.parametrize(
+    "value", ["/gone/model:1/words", "Tiny/Tiny:words/,Tiny/Other:words/", "gone:words"]
+)
+def test_what_is_not_one_folder_of_a_published_model_is_a_path(value: str) -> None:
+    """With a flag for a component."""
+    (given,) = configs(family_options={"tokenizer_path": value})
+    with pytest.raises(MissingFiles) as caught:
+        given.files()
+    assert caught.value.where == value
+
+
 UNSUPPORTED = replace(
     MODEL,
     name="unsupporting",
