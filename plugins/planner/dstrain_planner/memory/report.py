@@ -274,7 +274,7 @@ def _written(plan: MemoryPlan) -> Iterator[Row]:
     run = plan.run
     fetched = CAST * sum(run.components[name].parameters for name in run.absent)
     if fetched:
-        yield "downloads", as_size(fetched), "about, if they are published in bf16"
+        yield "downloads", as_size(fetched), "about, in bf16; twice that in fp32"
     if run.stage == "data_process":
         counted = plan.counted.activations
         if counted is not None:

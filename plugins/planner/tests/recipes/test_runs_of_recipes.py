@@ -1,4 +1,4 @@
-"""Each recipe of the three families runs at toy sizes, fits on its card with the peak that
+"""Each recipe of every family runs at toy sizes, fits on its card with the peak that
 it states, and is read back from what `dstrain recipes show` prints.
 """
 
@@ -32,8 +32,8 @@ RECIPES = {
     recipe.name: recipe for name in FAMILIES for recipe in recipes_of(load_family(name))
 }
 EVERYDAY = ("flux-edit-12gb", "qwen-image-character-16gb", "wan-i2v-motion-24gb")
-"""Of each family one, which together have 4 and 8 bits, swapped blocks, buckets and videos;
-the others are left to `make everything`."""
+"""Three, which together have 4 and 8 bits, swapped blocks, buckets and videos; the others are
+left to `make everything`."""
 GOALS = {
     f"{name}-{goal.key}": goal
     for name in FAMILIES
