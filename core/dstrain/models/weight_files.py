@@ -88,7 +88,7 @@ def header(path: Path) -> Mapping[str, str]:
     """Return the header of a file that `shapes_in` could read; {} if it has none."""
     if path.suffix in TORCH_SUFFIXES:
         return {}
-    with opened(path) as file:
+    with opened(path, "np") as file:
         return dict(file.metadata() or {})
 
 

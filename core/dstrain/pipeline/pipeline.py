@@ -294,9 +294,8 @@ class Pipeline(BoundSpec):
             seed: The seed of the initial noise; for several prompts, one or as many.
             arguments: The other fields of `SamplerOptions`, and the variant's inputs.
         """
-        given = {name: one for name, one in arguments.items() if one is not None}
-        named = {"prompt": prompt, "seed": seed}
-        given |= {name: one for name, one in named.items() if one is not None}
+        named = {**arguments, "prompt": prompt, "seed": seed}
+        given = {name: one for name, one in named.items() if one is not None}
         if negative_prompt is not NOT_GIVEN:
             given["negative_prompt"] = negative_prompt
         source = self.spec.inputs.get("prompt")

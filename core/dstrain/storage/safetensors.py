@@ -34,9 +34,11 @@ def tensor_shapes(path: Path) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
     Raises StateError if it is unreadable.
     """
-    with opened(path) as file:
-        names = sorted(file.keys())
-        return tuple((name, tuple(file.get_slice(name).get_shape())) for name in names)
+    with opened(path, "np") as file:
+        return tuple(
+            (name, tuple(file.get_slice(name).get_shape()))
+            for name in sorted(file.keys())
+        )
 
 
 def read_rows(
@@ -75,20 +77,22 @@ def verify_file(path: Path) -> dict[str, str]:
         if CHECKSUM not in metadata:
             what = f"is damaged or not saved by dstrain: its header has no {CHECKSUM!r}"
             raise StateError(path, what)
-        names = sorted(file.keys())
-        _verify(path, ((name, file.get_tensor(name)) for name in names), metadata)
+        tensors = ((name, file.get_tensor(name)) for name in sorted(file.keys()))
+        _verify(path, tensors, metadata)
     return metadata
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; what cannot be read in it becomes StateError."""
+def opened(path: Path, framework: str = "pt") -> Iterator[Any]:
+    """Open a safetensors file; what cannot be read in it becomes StateError. Only as "np" may
+    a file be larger than memory: it is not mapped writable, and its header is enough.
+    """
     from safetensors import safe_open
 
     # The library would wait for a pipe to be written.
     if path.exists() and not path.is_file():
         raise StateError(path, "is not a regular file")
-    with naming_faults(path), safe_open(path, "pt") as file:
+    with naming_faults(path), safe_open(path, framework) as file:
         yield file
 
 
@@ -99,7 +103,7 @@ def naming_faults(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise StateError(path, f"cannot be read as safetensors: {error}") from error
 
 

@@ -1,5 +1,7 @@
 """Tensors come back as they were written, and damage is named."""
 
+import json
+import struct
 import weakref
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,16 @@ def test_a_size_limit_keeps_the_old_tensors(tmp_path: Path, limit: int) -> None:
     assert caught.value.where == str(path)
     assert path.read_bytes() == before
     assert names(tmp_path) == ["a.safetensors"]
+
+
+def test_the_shapes_in_a_file_larger_than_memory_are_read(tmp_path: Path) -> None:
+    path, size = tmp_path / "large.safetensors", 2**42
+    entry = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
+    header = json.dumps({"a": entry}).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + size)
+    assert tensor_shapes(path) == (("a", (size,)),)
 
 
 def test_tensors_round_trip_of_every_kind(tmp_path: Path) -> None:
