@@ -1,43 +1,52 @@
 """What each family learns of the demo's digits: a small model of each, trained in full,
-then a LoRA of a new look on it, both in two stages, with the demo's batches and learning
-rates; Qwen-Image's share that is read right is what the others are measured by.
+then a LoRA of a new look on it, both in two stages, with the demo's batches and steps;
+Qwen-Image's share that is read right is what the others are measured by. Seeds are
+trained side by side.
 
-Qwen-Image has the demo's VAE. Those of the other families are trained here first, for
-less than a minute, on digits in both looks.
+Qwen-Image has the demo's model. The VAEs of the other families are trained here first,
+for a minute or two, on digits in both looks, and their tokenizers, as published ones,
+have words: of the toys' letters, few would tell the digit.
 """
 
 import json
 import math
+import os
 import shutil
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from importlib import import_module
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import click
 import torch
-from dstrain import TrainConfig
+from dstrain import TrainConfig, run
+from dstrain.lazy import import_name
 from dstrain.registry import load_family
-from on_digits import DEMO, generated, of_base, of_lora, share, two_stages
+from on_digits import DEMO, generated, of_base, of_lora, share
 from report import table
 from safetensors import safe_open
 from small_vae import train_vae
 
-TOKENS = 96
-"""Tokens of a prompt of digits, at most."""
+ONE_THREAD = (torch.set_num_threads, (1,))
+"""What a process of a seed calls first."""
+ANSWER = ("user\n", "assistant\n", "<think>\n\n</think>\n\n")
+"""Words of Qwen's chat templates."""
 VAE = MappingProxyType({"block_out_channels": (16, 32, 32, 32)})
 """Sizes of the VAEs that are trained here."""
 
 
 @dataclass(frozen=True)
 class Small:
-    """A family's toy, made large enough to learn digits: one to three million weights."""
+    """A family's toy, made large enough to learn digits: two to six million weights."""
 
     denoiser: Mapping[str, Any]
     """Entries of the denoiser's configuration that replace the toy's own."""
@@ -47,12 +56,16 @@ class Small:
     """Its variant; '' for the toy's own, the first."""
     learning_rate: float = 1e-3
     """That of full training; the LoRA has twice as much."""
-    tokens: str = ""
-    """The constant of its code that says to how many tokens prompts are padded, which is
-    made `TOKENS`: on a CPU the published 512 would take most of the time.
+    padded: tuple[str, int] | None = None
+    """The constant of its code that says to how many tokens prompts are padded, and a
+    number in its place: on a CPU tokens of padding would take most of the time, and they
+    would outnumber those that tell the digit.
     """
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Entries that replace the toy's own of further components."""
+    """Entries that replace the toy's own of further components. Text encoders of larger
+    initial weights have states that differ more between prompts, and none of these
+    denoisers but Z-Image's normalizes them.
+    """
 
 
 FAMILIES: Mapping[str, Small] = MappingProxyType(
@@ -74,7 +87,12 @@ FAMILIES: Mapping[str, Small] = MappingProxyType(
                 "n_layers": 4,
                 "axes_dims": (8, 12, 12),
             },
-            learning_rate=3e-3,
+            learning_rate=2e-3,
+            padded=(
+                "diffusers.models.transformers.transformer_z_image.SEQ_MULTI_OF",
+                16,
+            ),
+            others={"text_encoder": {"vocab_size": 300, "initializer_range": 0.3}},
         ),
         "sdxl": Small(
             {
@@ -84,23 +102,24 @@ FAMILIES: Mapping[str, Small] = MappingProxyType(
                 "transformer_layers_per_block": (1, 1, 1),
                 "attention_head_dim": (2, 4, 4),
             },
-            # The UNet normalizes no states of text: those of the toy's encoders, which
-            # differ by a twentieth between prompts, would tell it too little.
             others={
-                "text_encoder": {"initializer_factor": 3.0},
-                "text_encoder_2": {"initializer_factor": 3.0},
+                "text_encoder": {"vocab_size": 560, "initializer_factor": 3.0},
+                "text_encoder_2": {"vocab_size": 560, "initializer_factor": 3.0},
             },
         ),
+        # Wider than a token's 128 numbers, all of which it must know to predict noise.
         "flux2": Small(
             {
-                "num_layers": 2,
-                "num_single_layers": 2,
+                "num_layers": 1,
+                "num_single_layers": 3,
                 "attention_head_dim": 32,
-                "num_attention_heads": 4,
+                "num_attention_heads": 6,
                 "axes_dims_rope": (8, 8, 8, 8),
             },
             variant="klein-base",
-            tokens="dstrain_flux2.units:TOKENS",
+            learning_rate=2e-3,
+            padded=("dstrain_flux2.units.TOKENS", 12),
+            others={"text_encoder": {"vocab_size": 150, "initializer_range": 0.15}},
         ),
     }
 )
@@ -111,8 +130,26 @@ HEAD = (
     "least and most",
     "LoRA: read right, in the look",
     "least and most",
+    "minutes",
     "CPU minutes",
 )
+
+
+def with_padding(name: str) -> AbstractContextManager[Any]:
+    """Have a family pad prompts as its small model says."""
+    padded = FAMILIES[name].padded
+    return patch(*padded) if padded else nullcontext()
+
+
+def add_words(folder: Path) -> None:
+    """Add the words of digits' captions to the tokenizers of a model."""
+    from digits import LOOK, NAMES
+
+    words = [*ANSWER, "a picture of the number ", *NAMES, LOOK.words]
+    for one in folder.glob("tokenizer*"):
+        tokenizer = import_name("transformers", "AutoTokenizer").from_pretrained(one)
+        tokenizer.add_tokens(words, special_tokens=True)
+        tokenizer.save_pretrained(one)
 
 
 def write_model(folder: Path, name: str, vae_steps: int) -> float:
@@ -122,14 +159,12 @@ def write_model(folder: Path, name: str, vae_steps: int) -> float:
     from digits import TRAIN, strokes
 
     small, family = FAMILIES[name], load_family(name)
-    if small.tokens:
-        module, _, constant = small.tokens.partition(":")
-        setattr(import_module(module), constant, TOKENS)
     sizes = {family.default_trainable: small.denoiser, **small.others}
     if small.vae is None:
         sizes["vae"] = VAE
     family.load("toy")(folder, small.variant or family.variants[0], 0, sizes)
     if small.vae is None:
+        add_words(folder)
         torch.manual_seed(0)
         train_vae(folder / "vae", torch.from_numpy(strokes()[0][:TRAIN]), vae_steps)
     else:
@@ -146,47 +181,64 @@ def write_model(folder: Path, name: str, vae_steps: int) -> float:
     return count / 1e6
 
 
-def judged(
-    out: Path, name: str, seed: int, steps: tuple[int, int], each: int, judge: Any
-) -> tuple[float, float]:
-    """Train a family's model in full and then a LoRA on it; return how many of 100 images
-    of each are read right and are in its look.
-    """
-    from digits import LOOK, PLAIN, caption
-
-    family = load_family(name)
-    trained = family.default_trainable
-    # The scale of guidance that is none.
-    small = FAMILIES[name]
-    variant = small.variant or family.variants[0]
-    scale = family.spec(variant).no_guidance
+def configurations(
+    out: Path, name: str, seed: int, steps: tuple[int, int]
+) -> tuple[TrainConfig, TrainConfig]:
+    """Return how a family's model is trained in full, and then a LoRA on it."""
+    small, family = FAMILIES[name], load_family(name)
+    full, lora = (out / f"{kind}-{seed}" for kind in ("full", "lora"))
     shared: dict[str, Any] = {
         "model": name,
-        "variant": variant,
+        "variant": small.variant or family.variants[0],
         "model_id": str(out / "model"),
         "feature_cache": out / "cache",
         "seed": seed,
     }
+    given = of_base(steps[0]) | {"learning_rate": small.learning_rate}
+    first = TrainConfig(
+        **shared,
+        **given,
+        dataset_base_path=out.parent / "digits",
+        trainable_models=family.default_trainable,
+        output_path=full,
+    )
+    given = of_lora(steps[1]) | {"learning_rate": 2 * small.learning_rate}
+    second = TrainConfig(
+        **shared,
+        **given,
+        dataset_base_path=out.parent / "look",
+        model_paths=json.dumps([str(full / f"step-{steps[0]}.safetensors")]),
+        lora_base_model=family.default_trainable,
+        output_path=lora,
+    )
+    return first, second
+
+
+def judged(
+    out: Path, name: str, seed: int, steps: tuple[int, int], each: int
+) -> tuple[float, float]:
+    """Train a family's model in full and then a LoRA on it; return how many of 100 images
+    of each are read right and are in its look.
+    """
+    sys.path.insert(0, str(DEMO))
+    from digits import LOOK, PLAIN, Judge, caption
+
+    judge, family = Judge(), load_family(name)
+    # The scale of guidance that is none.
+    scale = family.spec(FAMILIES[name].variant or family.variants[0]).no_guidance
     shares = []
-    full, lora = (out / f"{kind}-{seed}" for kind in ("full", "lora"))
-    given = of_base(steps[0]) | {"dataset_base_path": out.parent / "digits"}
-    given["learning_rate"] = small.learning_rate
-    two_stages(
-        TrainConfig(**shared, **given, trainable_models=trained, output_path=full)
-    )
-    weights = full / f"step-{steps[0]}.safetensors"
-    given = of_lora(steps[1]) | {"dataset_base_path": out.parent / "look"}
-    given["learning_rate"] = 2 * small.learning_rate
-    given["model_paths"] = json.dumps([str(weights)])
-    two_stages(
-        TrainConfig(**shared, **given, lora_base_model=trained, output_path=lora)
-    )
-    for folder, look in ((full, PLAIN), (lora, LOOK)):
+    for config, look in zip(
+        configurations(out, name, seed, steps), (PLAIN, LOOK), strict=True
+    ):
         prompts = [caption(digit, look) for digit in range(10)]
-        made = generated(
-            folder / "judged", prompts, each, scale, model=name, run=folder
-        )
+        folder = Path(config.output_path)
+        with with_padding(name):
+            run(replace(config, task="sft:train"))
+            made = generated(
+                folder / "judged", prompts, each, scale, model=name, run=folder
+            )
         shares.append(share(made, each, look, judge))
+    click.echo(f"{name}, seed {seed}: {shares}", err=True)
     return shares[0], shares[1]
 
 
@@ -201,25 +253,32 @@ def rows_of(
 ) -> Iterator[tuple[str, ...]]:
     """Train and judge each family; yield the rows of the table."""
     sys.path.insert(0, str(DEMO))
-    from digits import LOOK, LOOK_IMAGES, TRAIN, Judge, write
+    from digits import LOOK, LOOK_IMAGES, TRAIN, write
 
-    judge = Judge()
     write(out / "digits", count=min(TRAIN, count))
     write(out / "look", LOOK, min(LOOK_IMAGES, count))
     for name in names:
-        start = time.process_time()
+        start, cpu = time.monotonic(), sum(os.times()[:4])
         folder = out / name
         weights = write_model(folder / "model", name, vae_steps)
-        pairs = []
-        for seed in range(seeds):
-            pairs.append(judged(folder, name, seed, steps, each, judge))
-            click.echo(f"{name}, seed {seed}: {pairs[-1]}", err=True)
+        # What all seeds read; the LoRA's base changes no prompt and no image.
+        first, second = configurations(folder, name, 0, steps)
+        for config in (first, replace(second, model_paths=None)):
+            with with_padding(name):
+                run(replace(config, task="sft:data_process"))
+        given = [(folder, name, seed, steps, each) for seed in range(seeds)]
+        if seeds == 1:
+            pairs = [judged(*given[0])]
+        else:
+            with ProcessPoolExecutor(seeds, get_context("spawn"), *ONE_THREAD) as pool:
+                pairs = list(pool.map(judged, *zip(*given, strict=True)))
         cells = []
         for shares in zip(*pairs, strict=True):
             cells.append(f"{statistics.fmean(shares):.0f}")
             cells.append(f"{min(shares):.0f} to {max(shares):.0f}")
-        minutes = (time.process_time() - start) / 60
-        yield (name, f"{weights:.1f}", *cells, f"{minutes:.1f}")
+        for spent in (time.monotonic() - start, sum(os.times()[:4]) - cpu):
+            cells.append(f"{spent / 60:.1f}")
+        yield (name, f"{weights:.1f}", *cells)
 
 
 @click.command()
