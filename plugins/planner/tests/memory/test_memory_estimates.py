@@ -23,9 +23,9 @@ EVERYDAY = {
     "flux": ("kontext",),
     "flux2": ("dev",),
     "qwen_image": ("edit-2509",),
-    "sdxl": ("inpaint",),
+    "sdxl": (),
     "wan": ("i2v", "i2v-a14b", "ti2v-5b"),
-    "z_image": ("controlnet-union",),
+    "z_image": (),
 }
 """Variants that together have every mechanism; the others are left to `make everything`."""
 VARIANTS = everyday.cases(

@@ -25,7 +25,7 @@ from dstrain.models.hub import RECORD, ModelSource, chosen_hub, fetch, find_path
 from dstrain.plugin import versioned
 from dstrain.registry import load_family
 
-from tests.support import everyday, family
+from tests.support import family
 from tests.support.family import IDS, write
 from tests.support.hub_server import SHARDS, TINY, Faults, Hub, commit, point_at
 from tests.support.runs import config, train
@@ -128,11 +128,9 @@ CACHED = (
 )
 
 
+@pytest.mark.drawn  # it trains a toy
 @pytest.mark.usefixtures("empty")
-@pytest.mark.parametrize(
-    ("name", "variant", "model_id"),
-    everyday.cases(CACHED, lambda row: row[1] == "inpaint"),
-)
+@pytest.mark.parametrize(("name", "variant", "model_id"), CACHED)
 def test_a_published_model_is_trained_from_the_hugging_face_cache(
     name: str,
     variant: str,
