@@ -7,7 +7,7 @@ import torch
 from dstrain import Batch, SampleKey, TrainingModule
 from dstrain.runs.training_run import TrainingRun
 from dstrain.training import MicroBatch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def batch(
@@ -34,6 +34,25 @@ def gradients(module: TrainingModule, batches: Sequence[Batch]) -> dict[str, Ten
         for name, p in module.trained.parameters.items()
         if p.grad is not None
     }
+
+
+def assert_same_gradients(
+    ours: tuple[nn.Module, Tensor], theirs: tuple[nn.Module, Tensor]
+) -> None:
+    """Compare two losses, and the gradients that they give networks with the same names;
+    the greatest difference is 1e-4 of the greatest value.
+    """
+    found, wanted = [], []
+    for (network, loss), gradients in ((ours, found), (theirs, wanted)):
+        loss.backward()
+        gradients += [(name, one.grad) for name, one in network.named_parameters()]
+    error, whole = (ours[1] - theirs[1]).detach(), theirs[1].detach()
+    assert float(error.abs()) <= 1e-4 * float(whole)
+    greatest = max(float(one.abs().max()) for _, one in wanted)
+    assert greatest > 0
+    for (name, one), (other, own) in zip(wanted, found, strict=True):
+        assert name == other
+        assert float((own - one).abs().max()) <= 1e-4 * greatest, name
 
 
 def assert_batch_equals_its_samples(ready: TrainingRun, rows: Sequence[int]) -> None:
