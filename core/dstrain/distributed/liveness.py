@@ -71,14 +71,16 @@ class Heartbeat:
         self._done.set()
         if why:
             with suppress(Exception):  # the store may be what failed
-                self._store.compare_set(self._key("ended", self._met), "", why)
+                # In the last meeting of all, the others may be on their way to the next.
+                for meeting in (self._met, self._met + 1):
+                    self._store.compare_set(self._key("ended", meeting), "", why)
 
     def peer_ended(self) -> str:
         """Return why another process left the run, '' if none has; FAILED for one that
         disappeared.
         """
         with suppress(Exception):
-            gone = any(self._is_gone(rank) for rank in range(self.size))
+            gone = any(map(self._is_gone, range(self.size)))
             return self._read("ended", self._met) or (FAILED if gone else "")
         return ""
 

@@ -126,6 +126,40 @@ def test_one_that_ends_after_all_have_met_ends_no_wait(
     assert met(tmp_path, 2, part).codes == (0, 0)
 
 
+def test_one_that_is_interrupted_within_a_meeting_ends_the_next_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows no longer that all have met, and lives on."""
+    asleep, passed, told = (tmp_path / name for name in ("asleep", "passed", "told"))
+
+    def part(rank: int, here: liveness.Heartbeat) -> None:
+        def sleep(seconds: float) -> None:
+            if rank == 0:
+                asleep.touch()
+                wait_for(passed)
+                raise KeyboardInterrupt
+
+        slow = SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+        monkeypatch.setattr(liveness, "time", slow)
+        if rank == 0:
+            with pytest.raises(KeyboardInterrupt):
+                here.wait()
+            here.leave(INTERRUPTED)
+            wait_for(told)
+        else:
+            wait_for(asleep)
+            here.wait()
+            passed.touch()
+            try:
+                with pytest.raises(KeyboardInterrupt):
+                    here.wait()
+                assert here.peer_ended() == INTERRUPTED
+            finally:
+                told.touch()
+
+    assert met(tmp_path, 2, part, timeout=5.0).codes == (0, 0)
+
+
 def test_several_that_end_for_one_reason_say_it_once(tmp_path: Path) -> None:
     def say(failure: DstrainError) -> None:
         if should_report(failure):
