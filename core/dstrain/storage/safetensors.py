@@ -103,7 +103,7 @@ def naming_faults(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise StateError(path, f"cannot be read as safetensors: {error}") from error
 
 

@@ -11,10 +11,11 @@ from dstrain.errors import OutOfMemory
 SIGNS = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
+    "Cannot allocate memory",
     "out of memory",
 )
-"""Texts of a RuntimeError that mean it: of the CPU's allocator, of CUDA's libraries, of
-torch.OutOfMemoryError.
+"""Texts of a RuntimeError that mean it: of the CPU's allocator, of a file that is mapped, of
+CUDA's libraries, of torch.OutOfMemoryError.
 """
 RSS_UNITS_PER_GIB = 2**30 if sys.platform == "darwin" else 2**20
 """ru_maxrss is in KiB, on macOS in bytes (getrusage(2))."""

@@ -17,7 +17,7 @@ from dstrain.storage import (
     verify_file,
     write_tensors,
 )
-from dstrain.storage.safetensors import read_rows
+from dstrain.storage.safetensors import opened, read_rows
 from safetensors.torch import save_file
 
 from tests.support.machines import most_bytes
@@ -57,6 +57,14 @@ def test_the_shapes_in_a_file_larger_than_memory_are_read(tmp_path: Path) -> Non
         file.write(struct.pack("<Q", len(header)) + header)
         file.truncate(8 + len(header) + size)
     assert tensor_shapes(path) == (("a", (size,)),)
+
+
+def test_memory_that_runs_out_is_no_fault_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, {"a": torch.ones(2)}, {}, checksum=True)
+    lacking = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    with pytest.raises(RuntimeError, match="allocate memory"), opened(path):
+        raise lacking
 
 
 def test_tensors_round_trip_of_every_kind(tmp_path: Path) -> None:

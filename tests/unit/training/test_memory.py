@@ -12,6 +12,7 @@ LACKING = (
     RuntimeError("CUDA error: out of memory"),
     RuntimeError(f"{CPU}can't allocate memory: you tried to allocate 9 bytes"),
     RuntimeError(f"{CPU}not enough memory: you tried to allocate 9 bytes"),
+    RuntimeError("unable to mmap 9 bytes from file <a>: Cannot allocate memory (12)"),
     MemoryError("Unable to allocate 9 GiB"),
     MemoryError(),
 )
