@@ -50,7 +50,7 @@ MODEL = ModelFamily(
     options=(
         Option("tokenizer_path", "Folder of the tokenizer.", "tokenizer"),
         Option(
-            "enable_npu_patch", "For Ascend NPUs.", idle="dstrain has no code for NPUs"
+            "enable_npu_patch", "For NPUs; has no effect.", idle="it is for Ascend NPUs"
         ),
     ),
 )
