@@ -29,6 +29,7 @@ FAMILIES = {
     "wan": "text_encoder",
     "z_image": "text_encoder",
     "flux2": "text_encoder",
+    "sdxl": "text_encoder",
 }
 """Family -> one of its text encoders."""
 TRAINED: dict[str, dict[str, Any]] = {
@@ -39,9 +40,15 @@ TRAINED: dict[str, dict[str, Any]] = {
         "lora_rank": 4, "fp8_models": "{denoiser}", "blocks_to_swap": 1, "offload_models": "{text_encoder}",
     },
 }  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "layers that are skipped": {"trainable_models": "text_encoder", "clip_skip": 3}
+}
+"""What one family has alone."""
 EVERYDAY = tuple(zip(FAMILIES, (*TRAINED,)[:3], strict=False))
 """The ordinary suite trains another thing in each of the first families."""
-CASES = everyday.cases(product(FAMILIES, TRAINED), EVERYDAY.__contains__)
+CASES = everyday.cases(
+    [*product(FAMILIES, TRAINED), *product(["sdxl"], OWN)], EVERYDAY.__contains__
+)
 SHARDED: dict[str, dict[str, Any]] = {
     "LoRA": {"lora_rank": 4, "use_gradient_checkpointing": True},
     "in full": {"trainable_models": "{denoiser}"},
@@ -123,7 +130,7 @@ def launch(given: dict[str, Any], folder: Path, sharded: bool) -> None:
 
 @pytest.mark.parametrize(("family", "trained"), CASES)
 def test_two_processes_train_as_one(family: str, trained: str, tmp_path: Path) -> None:
-    given = {**flags(family, tmp_path), **named(TRAINED[trained], family)}
+    given = {**flags(family, tmp_path), **named((TRAINED | OWN)[trained], family)}
     check_two_as_one(given, tmp_path, sharded=False)
 
 

@@ -71,12 +71,15 @@ FLUX = Case("flux", "dev", (), "")
 WAN = Case("wan", "t2v", (), "")
 Z_IMAGE = Case("z_image", "base", (), "")
 FLUX2 = Case("flux2", "klein", (), "")
+SDXL = Case("sdxl", "base", (), "", part="unet")
 
 
 def read_by(case: Case, flags: tuple[str, ...], *readers: str) -> list[Case]:
     return [replace(case, flags=flags, reader=reader) for reader in readers]
 
 
+DENOISERS = MappingProxyType({"sdxl": "unet"})
+"""Family -> what diffusers calls its denoiser, where not `transformer`."""
 DIFFUSERS = ("diffusers_pipeline", "diffusers_adapter")
 LORAS = (
     *read_by(QWEN, (), "comfyui", *DIFFUSERS, "dstrain"),
@@ -123,6 +126,9 @@ LORAS = (
     *read_by(FLUX2, PREFIX, "diffsynth", "dstrain"),
     *read_by(FLUX2, lora_format("comfyui"), "comfyui", "dstrain"),
     *read_by(replace(FLUX2, variant="dev", rank=3), (), "comfyui", "dstrain"),
+    *read_by(SDXL, (), "comfyui_as_told", *DIFFUSERS, "dstrain"),
+    *read_by(SDXL, lora_format("kohya"), "comfyui", "diffusers_pipeline", "dstrain"),
+    *read_by(SDXL, lora_format("comfyui"), "comfyui", "dstrain"),
 )
 FULL = (
     replace(QWEN, flags=PREFIX),
@@ -283,7 +289,7 @@ def by_comfyui_as_told(
     if not written.exists():
         assert main(words[1:]) == 0
     before = comfyui(case.family, trained.base, load_file(trained.file))
-    assert before.changes == {}
+    assert before.unused
     applied = comfyui(case.family, trained.base, load_file(written))
     assert applied.unused == set()
     return applied.changes
@@ -303,7 +309,7 @@ def by_diffusers_pipeline(
     given = {name: parts.get(own) for name, own in PIPELINE_PARTS[case.family].items()}
     pipeline = kind(**given, scheduler=None)
     pipeline.load_lora_weights(trained.file.parent, weight_name=trained.file.name)
-    return peft_changes(pipeline.transformer)
+    return peft_changes(getattr(pipeline, DENOISERS.get(case.family, "transformer")))
 
 
 def by_diffusers_adapter(
@@ -311,7 +317,8 @@ def by_diffusers_adapter(
 ) -> Mapping[str, Tensor]:
     """Without the header, as `load_lora_adapter` is given a file's tensors."""
     network: Any = trained.tested.open().components[case.part]
-    network.load_lora_adapter(load_file(trained.file), prefix="transformer")
+    prefix = DENOISERS.get(case.family, "transformer")
+    network.load_lora_adapter(load_file(trained.file), prefix=prefix)
     return peft_changes(network)
 
 

@@ -33,7 +33,7 @@ PIXELS_PER_TOKEN = {"flux2": 16}
 """Family -> pixels of a token's side, where latents are not as many as the others'."""
 VARIANTS = [
     (family, variant)
-    for family in ("flux", "flux2", "qwen_image", "wan", "z_image")
+    for family in ("flux", "flux2", "qwen_image", "sdxl", "wan", "z_image")
     for variant in load_family(family).variants
 ]
 
@@ -83,7 +83,7 @@ def test_the_scheduler_of_a_toy_has_the_timesteps_of_the_familys_defaults(
     sides = [spec.defaults.get(name, 1024) for name in ("height", "width")]
     pixels = PIXELS_PER_TOKEN.get(family, LATENTS_PER_SIDE)
     latents = math.prod(side // pixels for side in sides)
-    tokens = latents // spec.schedule.latents_per_token
+    tokens = latents // getattr(spec.schedule, "latents_per_token", 1)
     scheduler = scheduler_in(tmp_path)
     set_as_its_pipeline_does(family, scheduler, steps, tokens)
     sampler = maker_of(spec, spec.defaults.get("sampler", "euler"))(

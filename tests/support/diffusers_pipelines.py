@@ -6,6 +6,7 @@ from diffusers import (
     Flux2KleinPipeline,
     FluxPipeline,
     QwenImagePipeline,
+    StableDiffusionXLPipeline,
     WanPipeline,
     ZImagePipeline,
 )
@@ -17,6 +18,7 @@ PIPELINES = MappingProxyType(
         "flux2": Flux2KleinPipeline,
         "wan": WanPipeline,
         "z_image": ZImagePipeline,
+        "sdxl": StableDiffusionXLPipeline,
     }
 )
 
@@ -37,5 +39,12 @@ PIPELINE_PARTS = MappingProxyType(
         "flux2": _OF_ONE,
         "wan": _OF_ONE,
         "z_image": _OF_ONE,
+        "sdxl": {
+            name: name
+            for name in (
+                *("unet", "vae", "text_encoder", "text_encoder_2"),
+                *("tokenizer", "tokenizer_2"),
+            )
+        },
     }
 )

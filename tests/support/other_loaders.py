@@ -183,6 +183,8 @@ def part_of(program: str, family: str, layer: str) -> Part | None:
         return diffsynth_flux_part(layer)
     if family == "z_image" and program == "comfyui":
         return z_image_part(layer)
+    if family == "sdxl" and program == "comfyui":
+        return sdxl_part(layer)
     # Qwen-Image's network has diffusers' names in both programs, FLUX.2's in the second.
     return Part(renamed(layer, WAN) if family == "wan" else layer)
 
@@ -196,6 +198,22 @@ def z_image_part(layer: str) -> Part:
         place = ("to_q", "to_k", "to_v").index(name)
         return Part(f"{block}.attention.qkv", place, place + 1, 3)
     return Part(layer.replace(".attention.to_out.0", ".attention.out"))
+
+
+def sdxl_part(layer: str) -> Part | None:
+    """Where a layer of an attention of SDXL's U-Net is in the original network, of two
+    layers in a block (unet_to_diffusers of comfy/utils.py); None for others.
+    """
+    hit = re.match(r"(down|up|mid)_blocks?(?:\.(\d+))?\.attentions\.(\d+)\.", layer)
+    if hit is None:
+        return None
+    side, block, number = hit[1], int(hit[2] or 0), int(hit[3])
+    place = {
+        "down": f"input_blocks.{1 + 3 * block + number}.1",
+        "up": f"output_blocks.{3 * block + number}.1",
+        "mid": "middle_block.1",
+    }[side]
+    return Part(f"{place}.{layer[hit.end() :]}")
 
 
 # LoRA files.
@@ -217,7 +235,14 @@ def comfyui_names(family: str, layers: Iterable[str]) -> dict[str, dict[str, Par
             continue
         names[f"diffusion_model.{part.layer}"][layer] = part
         names[f"lora_unet_{part.layer.replace('.', '_')}"][layer] = part
-        if family != "wan":
+        if family == "sdxl":
+            flat = layer.replace(".", "_")
+            own = layer.replace(".to_", ".processor.to_").replace(
+                ".to_out.0", ".to_out"
+            )
+            for name in (f"lora_unet_{flat}", f"lycoris_{flat}", own, f"unet.{own}"):
+                names[name] = {layer: Part(layer)}
+        if family not in ("wan", "sdxl"):
             flat = layer.replace(".", "_")
             own = [f"transformer.{layer}", layer, f"lycoris_{flat}"]
             if family.startswith("flux"):

@@ -135,12 +135,13 @@ def ai_toolkit(family: str, weights: Tensors) -> ForeignFile:
 def diffusers(family: str, weights: Tensors) -> ForeignFile:
     """As `save_lora_weights` of a pipeline writes it, SimpleTuner's LoRA too."""
     file, draw = ForeignFile(), Draw()
+    prefix = "unet" if family == "sdxl" else "transformer"
     for layer in layers_of(family, weights, original=False):
-        pair(file, draw, layer, f"transformer.{layer.name}", A_B, None)
+        pair(file, draw, layer, f"{prefix}.{layer.name}", A_B, None)
     file.changes = {name: ALPHA / RANK * one for name, one in file.changes.items()}
     targets = sorted(name.removesuffix(".weight") for name in file.changes)
     adapter = {"r": RANK, "lora_alpha": ALPHA, "target_modules": targets}
-    fields = {f"transformer.{name}": value for name, value in adapter.items()}
+    fields = {f"{prefix}.{name}": value for name, value in adapter.items()}
     file.header = {"lora_adapter_metadata": json.dumps(fields), "format": "pt"}
     return file
 
@@ -172,7 +173,7 @@ def onetrainer(family: str, weights: Tensors) -> ForeignFile:
 
 
 def kohya(family: str, weights: Tensors) -> ForeignFile:
-    """sd-scripts of FLUX, musubi-tuner of the others; of Z-Image it has diffusers' names."""
+    """sd-scripts of FLUX and SDXL, musubi-tuner of the others; of Z-Image it has diffusers' names."""
     file, draw = ForeignFile(), Draw()
     for layer in layers_of(family, weights, original=family != "z_image"):
         key = f"lora_unet_{layer.name.replace('.', '_')}"
@@ -268,16 +269,17 @@ def lightning(family: str, weights: Tensors) -> ForeignFile:
 
 
 EVERY = ("qwen_image", "flux", "flux2", "wan", "z_image")
+OF_LYCORIS = ("qwen_image", "flux", "wan", "sdxl")
 WRITERS: Mapping[str, tuple[Callable[[str, Tensors], ForeignFile], tuple[str, ...]]] = (
     MappingProxyType(
         {
-            "diffusers, SimpleTuner": (diffusers, EVERY),
+            "diffusers, SimpleTuner": (diffusers, (*EVERY, "sdxl")),
             "ai-toolkit": (ai_toolkit, EVERY),
             "diffusion-pipe": (diffusion_pipe, ("qwen_image", "flux", "wan")),
             "OneTrainer": (onetrainer, ("qwen_image", "flux", "flux2")),
-            "kohya, musubi-tuner": (kohya, EVERY),
-            "LyCORIS LoKr": (kohya_lycoris(lokr), ("qwen_image", "flux", "wan")),
-            "LyCORIS LoHa": (kohya_lycoris(loha), ("qwen_image", "flux", "wan")),
+            "kohya, musubi-tuner": (kohya, (*EVERY, "sdxl")),
+            "LyCORIS LoKr": (kohya_lycoris(lokr), OF_LYCORIS),
+            "LyCORIS LoHa": (kohya_lycoris(loha), OF_LYCORIS),
             "SimpleTuner, LyCORIS": (
                 simpletuner_lycoris,
                 ("qwen_image", "flux", "flux2", "wan"),

@@ -260,8 +260,7 @@ def _by_components(family: ModelFamily, models: Iterable[ModelConfig]) -> list[s
 def _by_config(family: ModelFamily, models: Sequence[ModelConfig]) -> Collection[str]:
     """Return the variants that fit the denoiser's configuration."""
     try:
-        config = denoiser_config(family, models)
+        return fitting_variants(family, denoiser_config(family, models))
     except DstrainError:
         # Missing and unfit files are reported later, with what needs them.
         return ()
-    return fitting_variants(family, config)

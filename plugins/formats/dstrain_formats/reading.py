@@ -54,7 +54,9 @@ NO_ALPHA = (
     "has no alpha; using the rank, as DiffSynth-Studio and XLabs do with these names"
 )
 OTHER_KEY = re.compile(
-    r"(?P<layer>.+)\.(?:lora[_.](?P<way>down|up)\.weight|(?P<lengths>dora_scale)"
+    # Diffusers' scripts before peft: `lora_linear_layer`.
+    r"(?P<layer>.+)\.(?:lora(?:[_.]|_linear_layer\.)(?P<way>down|up)\.weight"
+    r"|(?P<lengths>dora_scale)"
     # XLabs: a layer is called `qkv_lora1`, and its matrices `down` and `up`.
     r"|(?:(?<=_lora\.)|(?<=_lora[12]\.))(?P<own>down|up)\.weight)"
 )

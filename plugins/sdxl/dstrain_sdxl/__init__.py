@@ -1,6 +1,4 @@
-"""Stable Diffusion XL for dstrain: the record by which the family is found; importing it
-imports no torch.
-"""
+"""The record by which Stable Diffusion XL is found; importing it imports no torch."""
 
 from dstrain.plugin import ModelFamily, Option
 
@@ -14,11 +12,10 @@ CLIP_LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 BASE = "stabilityai/stable-diffusion-xl-base-1.0"
 NOOB_V = "Laxhar/noobai-XL-Vpred-1.0"
 INPAINT = "diffusers/stable-diffusion-xl-1.0-inpainting-0.1"
+ENCODERS = ("text_encoder", "text_encoder_2")
 FILES = {
-    "unet": "unet/diffusion_pytorch_model.safetensors",
-    "text_encoder": "text_encoder/model.safetensors",
-    "text_encoder_2": "text_encoder_2/model.safetensors",
-    "vae": "vae/diffusion_pytorch_model.safetensors",
+    **{one: f"{one}/diffusion_pytorch_model.safetensors" for one in ("unet", "vae")},
+    **{one: f"{one}/model.safetensors" for one in ENCODERS},
 }
 
 MODEL = ModelFamily(
@@ -32,19 +29,17 @@ MODEL = ModelFamily(
     default_trainable="unet",
     lora_targets={
         "unet": UNET_LORA_TARGETS,
-        **dict.fromkeys(("text_encoder", "text_encoder_2"), CLIP_LORA_TARGETS),
+        **dict.fromkeys(ENCODERS, CLIP_LORA_TARGETS),
     },
-    lora_prefixes={name: name for name in ("unet", "text_encoder", "text_encoder_2")},
+    lora_prefixes={name: name for name in ("unet", *ENCODERS)},
     model_ids={
         "v": (NOOB_V, "*/*[vV]pred*", "*/*[vV]-[pP]red*"),
         "base": (BASE, "[!./]*/?llustrious*", "[!./]*/?ony-*", "*/?nimagine-*"),
         "inpaint": (INPAINT, "*/*sdxl*inpaint*"),
     },
     model_files=dict.fromkeys((BASE, NOOB_V, INPAINT), FILES),
-    pipeline_classes=(
-        "StableDiffusionXLPipeline",
-        "StableDiffusionXLImg2ImgPipeline",
-        "StableDiffusionXLInpaintPipeline",
+    pipeline_classes=tuple(
+        f"StableDiffusionXL{kind}Pipeline" for kind in ("", "Img2Img", "Inpaint")
     ),
     default_ids={
         "tokenizer": f"{BASE}:tokenizer/",

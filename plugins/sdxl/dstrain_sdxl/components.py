@@ -1,5 +1,6 @@
 """SDXL's components: how their files are recognized, configured and loaded."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from dstrain.plugin import (
     Component,
     DiffusersNetwork,
+    Files,
     Tokenizer,
     TransformersNetwork,
     read_key_maps,
@@ -42,8 +44,21 @@ class Vae(DiffusersNetwork):
         return network
 
 
+class Unet(Component):
+    """The denoiser, also in a single file with a mark of v-prediction."""
+
+    def part_of(self, files: Files, names: list[str]) -> Files | None:
+        """Return its part of files with these keys; None if they have none of it."""
+        found = super().part_of(files, names)
+        if found is not None and "v_pred" in names:
+            implied = (("prediction_type", "v_prediction"),)
+            marked = replace(found.checkpoint_format, implies=implied)
+            found = replace(found, checkpoint_format=marked)
+        return found
+
+
 COMPONENTS = (
-    Component(
+    Unet(
         "unet",
         network=DiffusersNetwork("UNet2DConditionModel"),
         folder="unet",

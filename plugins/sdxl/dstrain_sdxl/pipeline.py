@@ -16,6 +16,7 @@ from dstrain.plugin.noise import Diffusion, MakeSampler, diffusers_sampler
 
 from dstrain_sdxl import model_fn, units
 from dstrain_sdxl.components import COMPONENTS
+from dstrain_sdxl.model_fn import DOWNSCALE
 
 ORIGINAL = ("original_height", "original_width")
 AXES: Any = ("height", "width", *ORIGINAL, "crop_top", "crop_left")
@@ -36,14 +37,14 @@ BASE = PipelineSpec(
     inputs={
         "prompt": Column("prompt"),
         "negative_prompt": InferenceOnly(),
-        "input_image": Column("image", "image", multiple=model_fn.DOWNSCALE),
+        "input_image": Column("image", "image", multiple=DOWNSCALE),
         **{axis: Measured("input_image", axis) for axis in AXES},
         "clip_skip": Constant(2, check=between(2, 12)),
     },
     schedule=Diffusion("epsilon", **BETAS),
     # The published scheduler_config.json.
     samplers=sampled_by_euler(steps_offset=1, timestep_spacing="leading"),
-    denoiser_config={"in_channels": 4},
+    denoiser_config={"in_channels": 4, "prediction_type": "epsilon"},
     latent_shape=model_fn.latent_shape,
     apply_guidance=apply_guidance,
     cfg_inputs={"prompt": "negative_prompt"},
@@ -65,6 +66,7 @@ BASE = PipelineSpec(
 V = replace(
     BASE,
     schedule=Diffusion("v", zero_terminal_snr=True, **BETAS),
+    denoiser_config={"in_channels": 4, "prediction_type": "v_prediction"},
     samplers=sampled_by_euler(
         prediction_type="v_prediction",
         rescale_betas_zero_snr=True,
@@ -78,16 +80,12 @@ INPAINT = replace(
     inputs={
         **BASE.inputs,
         # In training, what is learned; a start image may be another one.
-        "inpaint_image": Column("image", "image", multiple=model_fn.DOWNSCALE),
+        "inpaint_image": Column("image", "image", multiple=DOWNSCALE),
         "inpaint_mask": Column(
-            "inpaint_mask",
-            "image",
-            mode="L",
-            multiple=model_fn.DOWNSCALE,
-            of="inpaint_image",
+            "inpaint_mask", "image", mode="L", multiple=DOWNSCALE, of="inpaint_image"
         ),
     },
-    denoiser_config={"in_channels": 9},
+    denoiser_config={"in_channels": 9, "prediction_type": "epsilon"},
     defaults={**BASE.defaults, "guidance_scale": 7.5},
 )
 

@@ -1,6 +1,4 @@
-"""An SDXL of toy sizes with random weights, in the published layout; its encoders have
-dropout, so that one left in training mode is noticed.
-"""
+"""An SDXL of toy sizes with random weights, in the published layout."""
 
 import json
 

@@ -109,18 +109,14 @@ def encode_sizes(
     *,
     device: torch.device,
 ) -> SizeIds:
-    """Return the sizes of the image in the order in which the denoiser reads them; its
-    original size is its size where none is given.
-    """
+    """Return the sizes of the image; its original one is its own where none is given."""
     original = [original_height or height, original_width or width]
     ids = [[*original, crop_top, crop_left, height, width]]
     return {"size_ids": torch.tensor(ids, dtype=torch.float32, device=device)}
 
 
 @versioned(2)
-def encode_image(
-    input_image: Image.Image, *, vae: Any, device: torch.device
-) -> Latents:
+def encode_image(input_image: Image.Image, *, vae: Any, device: Any) -> Latents:
     """Encode an RGB image, its sides multiples of 8, as the mode of the VAE's
     distribution.
     """
@@ -180,5 +176,8 @@ def _encode(
     padded = {"padding": "max_length", "max_length": MAX_TOKENS, "truncation": True}
     tokens = tokenizer([prompt], return_tensors="pt", **padded).to(device)
     encoded = encoder(tokens.input_ids, output_hidden_states=True)
+    hidden = encoded.hidden_states[-clip_skip]
+    if clip_skip > 2:  # so that all layers that are trained have a gradient
+        hidden = hidden + 0 * encoded[0].sum()
     factor = float(bool(prompt) or branch != "negative")
-    return encoded.hidden_states[-clip_skip] * factor, encoded[0] * factor
+    return hidden * factor, encoded[0] * factor

@@ -2,21 +2,25 @@
 they come back.
 """
 
+import json
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pytest
 import torch
 from diffusers import StableDiffusionXLPipeline
 from dstrain.cli.main import main
+from dstrain.config import LoraFile
+from dstrain.lora import base_shapes, read_lora
 from dstrain.models import components_of
 from dstrain.testing import LoraCase, LoraFiles, LoraReader
 from dstrain_sdxl import MODEL
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.layouts import assert_lora_is_loaded_as_said
-from tests.support.toys import dataset
+from tests.support.layouts import assert_lora_is_loaded_as_said, network_of_noise
+from tests.support.toys import dataset, toy
 
 BY_NAME = components_of(MODEL)
 (UNET,) = BY_NAME["unet"].formats
@@ -98,6 +102,35 @@ class TestLoraFiles(LoraFiles):
         """Of other programs' its converter knows kohya's U-Net."""
         is_unet = case.component == "unet"
         return program == "diffusers" or (is_unet and program == "kohya")
+
+
+@pytest.mark.parametrize(
+    "pair", ["lora_linear_layer.down lora_linear_layer.up", "lora_A lora_B"]
+)
+def test_diffusers_names_of_the_first_text_encoder_are_read(
+    pair: str, tmp_path: Path
+) -> None:
+    """Those of its scripts before peft, whose alpha is the rank, and those of its
+    pipelines, whose header names the component alone.
+    """
+    network = network_of_noise(BY_NAME["text_encoder"], toy("sdxl", "base"))
+    down, up = torch.randn(2, 32), torch.randn(32, 2)
+    key = f"text_encoder.text_model.{LAYER}"
+    tensors = {
+        f"{key}.{name}.weight": one
+        for name, one in zip(pair.split(), (down, up), strict=True)
+    }
+    adapter = {"text_encoder.r": 2, "text_encoder.lora_alpha": 4}
+    is_old = "linear" in pair
+    header = {} if is_old else {"lora_adapter_metadata": json.dumps(adapter)}
+    save_file(tensors, tmp_path / "theirs.safetensors", header)
+    file = LoraFile(tmp_path / "theirs.safetensors", alpha="rank" if is_old else None)
+    (lora,) = read_lora(file, MODEL, {"text_encoder": base_shapes(network)})
+    ((name, layer),) = lora.layers.items()
+    assert name == LAYER
+    assert layer.alpha == (2 if is_old else 4)
+    assert torch.equal(layer.parts()["lora_A.weight"], down)
+    assert torch.equal(layer.parts()["lora_B.weight"], up)
 
 
 def test_diffusers_loads_what_the_family_says() -> None:

@@ -14,6 +14,7 @@ from diffusers.loaders.single_file_utils import (
     convert_open_clip_checkpoint,
 )
 from dstrain.models import components_of, recognize, to_checkpoint
+from dstrain.pipeline.variant_choice import fitting_variants
 from dstrain.plugin import Files
 from dstrain_sdxl import BASE, MODEL
 from safetensors.torch import load_file
@@ -114,6 +115,11 @@ def test_one_file_holds_all_networks_as_diffusers_converters_read_them(
     states = {name: network.state_dict() for name, network in networks.items()}
     known = recognize(Files((path,)), list(COMPONENTS.values()))
     assert {one.name for (one,), _ in known} == set(PREFIXES)
+    (unet,) = (files for (one,), files in known if one.name == "unet")
+    implied = dict(unet.checkpoint_format.implies)
+    assert fitting_variants(MODEL, {"in_channels": 4, **implied}) == ["v"]
+    assert fitting_variants(MODEL, {"in_channels": 4}) == ["base", "v"]
+    assert fitting_variants(MODEL, {"in_channels": 9}) == ["inpaint"]
     for (component,), files in known:
         place = folder / component.folder / "config.json"
         config = component.configure(json.loads(place.read_bytes()))
