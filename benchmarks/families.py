@@ -115,13 +115,13 @@ FAMILIES: Mapping[str, Small] = MappingProxyType(
         "flux2": Small(
             {
                 "num_layers": 1,
-                "num_single_layers": 2,
+                "num_single_layers": 3,
                 "attention_head_dim": 32,
-                "num_attention_heads": 8,
+                "num_attention_heads": 6,
                 "axes_dims_rope": (8, 8, 8, 8),
             },
             variant="klein-base",
-            learning_rates=(3e-3, 4e-3),
+            learning_rates=(2e-3, 4e-3),
             padded=("dstrain_flux2.units.TOKENS", 12),
             others={"text_encoder": {"vocab_size": 150, "initializer_range": 0.15}},
         ),
