@@ -178,6 +178,6 @@ def _encode(
     encoded = encoder(tokens.input_ids, output_hidden_states=True)
     hidden = encoded.hidden_states[-clip_skip]
     if clip_skip > 2:  # so that all layers that are trained have a gradient
-        hidden = hidden + 0 * encoded[0].sum()
+        hidden = hidden + 0 * encoded[0].mean()
     factor = float(bool(prompt) or branch != "negative")
     return hidden * factor, encoded[0] * factor
