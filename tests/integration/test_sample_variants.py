@@ -13,6 +13,7 @@ from dstrain import SampleKey, TrainConfig, run
 from dstrain.cache import stored_plans
 from dstrain.errors import CacheError
 from dstrain.runs import open_training_data
+from dstrain.runs.prompt_rows import plan_rows
 from dstrain.runs.resolve import resolve
 from PIL import Image
 
@@ -64,6 +65,20 @@ def test_a_variant_without_guidance_has_captions_too(family: str, variant: str) 
     given |= {"dataset_base_path": dataset(family, variant), "output_path": Path("out")}
     setup = resolve(TrainConfig(**given, caption_dropout=0.4, trigger_word="sks"))
     assert setup.data_config.caption_inputs == {"prompt"}
+
+
+def test_a_preview_of_an_edit_has_the_size_of_its_row(tmp_path: Path) -> None:
+    """Not that of the image to edit, as in inference."""
+    for name, sides in (("made", (64, 48)), ("edited", (100, 75))):
+        Image.new("RGB", sides).save(tmp_path / f"{name}.png")
+    table = "image,prompt,edit_image\nmade.png,a,edited.png\n"
+    (tmp_path / "metadata.csv").write_text(table)
+    given: dict[str, Any] = {"model": "flux2", "variant": "klein", "toy": True}
+    given |= {"dataset_base_path": tmp_path, "output_path": tmp_path / "out"}
+    given |= {"extra_inputs": "edit_image", "data_file_keys": "image,edit_image"}
+    setup = resolve(TrainConfig(**given, height=32, width=48, preview_prompt=("b",)))
+    (plan,) = plan_rows(setup)
+    assert (plan.cells["height"].literal, plan.cells["width"].literal) == (32, 48)
 
 
 @pytest.fixture(scope="module")
