@@ -110,6 +110,7 @@ def plan_inference(
     values: dict[str, Any] = {k: one.value for k, one in spec.constants.items()}
     values |= spec.defaults
     edited = arguments.get("edit_image")
+    # Images of a preview are not loaded yet: it has the size of its row.
     if spec.edited_size and edited and isinstance(edited, list):
         values |= spec.edited_size(edited)
     values |= arguments

@@ -13,8 +13,10 @@ BASE = "stabilityai/stable-diffusion-xl-base-1.0"
 NOOB_V = "Laxhar/noobai-XL-Vpred-1.0"
 INPAINT = "diffusers/stable-diffusion-xl-1.0-inpainting-0.1"
 ENCODERS = ("text_encoder", "text_encoder_2")
+TOKENIZERS = ("tokenizer", "tokenizer_2")
 FILES = {
-    **{one: f"{one}/diffusion_pytorch_model.safetensors" for one in ("unet", "vae")},
+    "unet": "unet/diffusion_pytorch_model.safetensors",
+    "vae": "vae/diffusion_pytorch_model.safetensors",
     **{one: f"{one}/model.safetensors" for one in ENCODERS},
 }
 
@@ -38,13 +40,12 @@ MODEL = ModelFamily(
         "inpaint": (INPAINT, "*/*sdxl*inpaint*"),
     },
     model_files=dict.fromkeys((BASE, NOOB_V, INPAINT), FILES),
-    pipeline_classes=tuple(
-        f"StableDiffusionXL{kind}Pipeline" for kind in ("", "Img2Img", "Inpaint")
+    pipeline_classes=(
+        "StableDiffusionXLPipeline",
+        "StableDiffusionXLImg2ImgPipeline",
+        "StableDiffusionXLInpaintPipeline",
     ),
-    default_ids={
-        "tokenizer": f"{BASE}:tokenizer/",
-        "tokenizer_2": f"{BASE}:tokenizer_2/",
-    },
+    default_ids={name: f"{BASE}:{name}/" for name in TOKENIZERS},
     options=(
         *(
             Option(
@@ -52,7 +53,7 @@ MODEL = ModelFamily(
                 f"Folder of {name}. Defaults to that of stable-diffusion-xl-base-1.0.",
                 name,
             )
-            for name in ("tokenizer", "tokenizer_2")
+            for name in TOKENIZERS
         ),
         Option(
             "clip_skip",
