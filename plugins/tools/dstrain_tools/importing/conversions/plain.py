@@ -40,11 +40,13 @@ def other_file(option: str, value: Any, context: Context) -> Result:
 
 
 def training_adapter(option: str, value: Any, context: Context) -> Result:
-    """Name a LoRA that is merged while training, and left out of previews."""
-    found = other_file(option, value, context)
+    """Name a LoRA that is merged while training, and left out of previews; where it
+    states no alpha, its layers are as strong as with alpha = rank.
+    """
+    found, marks = other_file(option, value, context), "@alpha=rank@training_only"
     if found.lost:
-        return Result(lost=f"{found.lost}, with @training_only at its end")
-    return Result({option: f"{value}@training_only"}) if found.options else found
+        return Result(lost=f"{found.lost}, with {marks} at its end")
+    return Result({option: f"{value}{marks}"}) if found.options else found
 
 
 def base_weights(option: str, value: Any, context: Context) -> Result:
