@@ -11,8 +11,6 @@ def as_it_is(option: str, value: Any, context: Context) -> Result:
     """Carry a value over."""
     if value is None or value == "":
         return Result(note="is empty")
-    if isinstance(value, bool) and not value:
-        return Result(note="is off, as here without the flag")
     if str(value).lower() == "false":
         return Result(note="is off, as here without the flag")
     return Result({option: value})
@@ -40,13 +38,12 @@ def other_file(option: str, value: Any, context: Context) -> Result:
 
 
 def training_adapter(option: str, value: Any, context: Context) -> Result:
-    """Name a LoRA that is merged while training, and left out of previews; where it
-    states no alpha, its layers are as strong as with alpha = rank.
-    """
-    found, marks = other_file(option, value, context), "@alpha=rank@training_only"
-    if found.lost:
-        return Result(lost=f"{found.lost}, with {marks} at its end")
-    return Result({option: f"{value}{marks}"}) if found.options else found
+    """Name a LoRA that is merged while training, its alpha the rank unless it states one."""
+    lora = other_file(option, value, context)
+    if lora.lost:
+        return Result(lost=f"{lora.lost}, with @alpha=rank@training_only at its end")
+    value = f"{value}@alpha=rank@training_only"
+    return Result({option: value}) if lora.options else lora
 
 
 def base_weights(option: str, value: Any, context: Context) -> Result:
