@@ -72,6 +72,7 @@ def set_as_its_pipeline_does(
     scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
 
 
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # diffusers, numpy 2
 @pytest.mark.parametrize(("family", "variant"), VARIANTS)
 def test_the_scheduler_of_a_toy_has_the_timesteps_of_the_familys_defaults(
     family: str, variant: str, tmp_path: Path
