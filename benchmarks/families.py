@@ -56,6 +56,8 @@ class Small:
     """Its variant; '' for the toy's own, the first."""
     learning_rates: tuple[float, float] = (1e-3, 2e-3)
     """That of full training, and that of the LoRA."""
+    more_targets: tuple[str, ...] = ()
+    """Layers that the LoRA changes beside the family's default ones."""
     padded: tuple[str, int] | None = None
     """The constant of its code that says to how many tokens prompts are padded, and a
     number in its place: on a CPU tokens of padding would take most of the time, and they
@@ -105,7 +107,9 @@ FAMILIES: Mapping[str, Small] = MappingProxyType(
                 "attention_head_dim": (2, 3, 3),
             },
             variant="v",
-            learning_rates=(2e-3, 4e-3),
+            learning_rates=(2e-3, 2e-3),
+            # Where latents are finest there is no attention, which has the default ones.
+            more_targets=("conv1", "conv2", "conv_shortcut", "time_emb_proj"),
             others={
                 "text_encoder": {"vocab_size": 560, "initializer_factor": 2.0},
                 "text_encoder_2": {"vocab_size": 560, "initializer_factor": 2.0},
@@ -117,11 +121,11 @@ FAMILIES: Mapping[str, Small] = MappingProxyType(
                 "num_layers": 1,
                 "num_single_layers": 3,
                 "attention_head_dim": 32,
-                "num_attention_heads": 6,
+                "num_attention_heads": 8,
                 "axes_dims_rope": (8, 8, 8, 8),
             },
             variant="klein-base",
-            learning_rates=(2e-3, 4e-3),
+            learning_rates=(3e-3, 4e-3),
             padded=("dstrain_flux2.units.TOKENS", 12),
             others={"text_encoder": {"vocab_size": 150, "initializer_range": 0.15}},
         ),
@@ -207,6 +211,9 @@ def configurations(
         output_path=full,
     )
     given = of_lora(steps[1]) | {"learning_rate": small.learning_rates[1]}
+    if small.more_targets:
+        targets = (*family.lora_targets[family.default_trainable], *small.more_targets)
+        given["lora_target_modules"] = ",".join(targets)
     second = TrainConfig(
         **shared,
         **given,
