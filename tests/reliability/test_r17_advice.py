@@ -7,7 +7,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -22,6 +22,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from tests.support.family import PIPELINES, Prompt, encode_prompt
 from tests.support.processes import commands, in_processes
 from tests.support.runs import project
 from tests.support.videos import film, steady
@@ -277,6 +278,31 @@ def test_what_a_message_advises_works(
     advised = follow(case, said)
     code = main(advised)
     assert code == 0, (said, advised, capfd.readouterr().err)
+
+
+def encode_in_mood(
+    prompt: str, mood: str, *, text_encoder: Any, tokenizer: Any
+) -> Prompt:
+    text = f"{mood} {prompt}"
+    return encode_prompt(text, text_encoder=text_encoder, tokenizer=tokenizer)
+
+
+def test_the_end_of_a_run_names_the_inputs_that_its_variant_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = PIPELINES["other"]
+    moody = replace(other, units=(encode_in_mood, *other.units[1:]))
+    monkeypatch.setitem(PIPELINES, "other", moody)
+    project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    rows = json.loads(Path("data/metadata.json").read_text())
+    rows = [{**row, "mood": "calm"} for row in rows]
+    Path("data/metadata.json").write_text(json.dumps(rows))
+    case = Case("its words", (*SHORT, "--variant", "other"), "try them: (.+)")
+    assert main(case.words) == 0
+    advised = follow(case, capfd.readouterr().err)
+    assert "mood=..." in advised
+    assert main(advised) == 0
 
 
 @pytest.mark.parametrize(

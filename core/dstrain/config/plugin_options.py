@@ -66,11 +66,12 @@ def headings(used: Iterable[str]) -> list[str]:
 
 
 def changed(config: Any, effect: Effect) -> list[Flag]:
-    """Return the options with this effect that are not at their default."""
+    """Return the options with this effect that are typed, or not at their default."""
     return [
         flag
         for flag in flags(type(config))
-        if effect in flag.affects and getattr(config, flag.name) != flag.default
+        if effect in flag.affects
+        and (flag.name in config.typed or getattr(config, flag.name) != flag.default)
     ]
 
 

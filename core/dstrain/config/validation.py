@@ -97,14 +97,11 @@ def _check_model(config: ModelChoice) -> None:
         raise UsageError("--model", what)
     if config.model_id is not None and not config.model_id.strip():
         raise UsageError("--model_id", "is empty")
-    given = [name for name in MODEL_FILES if getattr(config, name)]
-    has_files = bool(files) or config.model_id is not None
-    if config.toy and has_files:
+    given = [name for name in (*MODEL_FILES, "hub") if getattr(config, name)]
+    if config.toy and given:
         what = f"builds its own model: --{given[0]} would not be read; give one of them"
         raise UsageError("--toy", what)
-    if config.toy and config.hub is not None:
-        raise UsageError("--hub", "has no effect: --toy builds its own model")
-    if not has_files and not config.toy and not config.dry_run:
+    if not (files or config.model_id or config.toy or config.dry_run):
         what = "no model files are given: a published model's id, a folder or a file"
         advice = "give --model_paths for single files, or --toy for a tiny model"
         raise UsageError("--model_id", what, advice)
@@ -159,8 +156,7 @@ def check_acting(config: TrainConfig) -> None:
     """
     known = flags_by_name(TrainConfig)
     for name, other, values in ACT_WITH:
-        is_changed = getattr(config, name) != known[name].default
-        is_given = is_changed or name in config.typed
+        is_given = name in config.typed or getattr(config, name) != known[name].default
         if is_given and getattr(config, other) not in (None, *values):
             what = f"has no effect without --{other} {' or '.join(values)}"
             raise UsageError(f"--{name}", what)

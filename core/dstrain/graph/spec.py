@@ -183,8 +183,10 @@ class PipelineSpec:
     """
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default arguments of inference, by input or name of `SAMPLING_ARGUMENTS`."""
-    edited_size: Callable[[list[Any]], Mapping[str, int]] | None = None
-    """(images of input `edit_image`) -> defaults of height and width beside them."""
+    defaults_from: Mapping[str, Callable[[Any], Mapping[str, Any]]] = field(
+        default_factory=dict
+    )
+    """Input -> (its value) -> arguments that take the place of those in `defaults`."""
     training_defaults: Mapping[str, str] = field(default_factory=dict)
     """Default options of training, `timestep_sampling` and `loss_weighting`, where they
     are not those of the noise process.
@@ -204,7 +206,9 @@ class PipelineSpec:
         _check(self, "cfg_inputs", chain(*pairs), self.inputs, "an input")
         arguments = f"an input or one of {', '.join(SAMPLING_ARGUMENTS)}"
         known = {*self.inputs, *SAMPLING_ARGUMENTS}
-        _check(self, "defaults", self.defaults, known, arguments)
+        _check(
+            self, "defaults", {**self.defaults, **self.defaults_from}, known, arguments
+        )
         is_flow = isinstance(self.schedule, FlowMatchSchedule)
         samplers = {*self.samplers, EULER} if is_flow else self.samplers
         sampler = self.defaults.get("sampler", EULER)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dstrain.data import Cell
 from dstrain.errors import MissingFiles, UsageError, nearest
 from dstrain.graph import (
     NEGATIVE,
@@ -109,10 +110,10 @@ def plan_inference(
             raise UsageError("pipe()", what, *([advice] if others else []))
     values: dict[str, Any] = {k: one.value for k, one in spec.constants.items()}
     values |= spec.defaults
-    edited = arguments.get("edit_image")
-    # Images of a preview are not loaded yet: it has the size of its row.
-    if spec.edited_size and edited and isinstance(edited, list):
-        values |= spec.edited_size(edited)
+    for name, defaults in spec.defaults_from.items():
+        # Those of a preview are not loaded yet: it has the size of its row.
+        if (given := arguments.get(name)) and not isinstance(given, Cell):
+            values |= defaults(given)
     values |= arguments
     inputs = {name: value for name, value in values.items() if value is not None}
     options = {name: inputs.pop(name) for name in fields & inputs.keys()}

@@ -181,8 +181,8 @@ def choose_variant(
     fits: Scorer | None = None,
 ) -> str:
     """Return the variant named, else the one left by the id of an adapter or else of the
-    denoiser, then the places of other files, then columns or inputs, then the denoiser's
-    configuration.
+    denoiser, then the places of other files, then the denoiser's configuration, then
+    columns or inputs.
 
     Raises UsageError naming the candidates if several are left, unless the first of
     them will do, as it does where one id means all of them.
@@ -202,13 +202,13 @@ def choose_variant(
     telling = _by_id(family, adapters) or _by_id(family, _denoisers(family, models))
     left = _narrow(family.variants, telling)
     left = _narrow(left, _by_components(family, models))
+    if len(left) > 1:
+        left = _narrow(left, _by_config(family, models))
     if score is not None:
         scores = {variant: score(family.spec(variant)) for variant in left}
         valid = [one for one in scores.values() if one is not None]
         best = max(valid, default=None)
         left = [variant for variant in left if scores[variant] == best]
-    if len(left) > 1 and models:
-        left = _narrow(left, _by_config(family, models))
     if len(left) > 1 and fits is not None:
         left = _narrow(left, [one for one in left if fits(family.spec(one))])
     ids = (one.model_id for one in models if one.model_id)

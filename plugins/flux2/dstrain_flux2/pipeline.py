@@ -67,7 +67,7 @@ KLEIN = PipelineSpec(
     apply_guidance=apply_guidance,
     unused_parameters=unused("model", range(27, 36)),
     defaults={**SIDES, "num_inference_steps": 4, "guidance_scale": 1.0},
-    edited_size=units.edited_size,
+    defaults_from={"edit_image": units.edited_size},
 )
 GUIDANCE = {"guidance_scale": 4.0, "negative_prompt": ""}
 KLEIN_BASE = replace(

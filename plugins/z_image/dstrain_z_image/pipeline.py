@@ -52,7 +52,7 @@ OMNI = replace(
     denoiser_config={"siglip_feat_dim": True},
     unused_parameters={**BASE.unused_parameters, "image_encoder": ("head.*",)},
     defaults={**BASE.defaults, "guidance_scale": 5.0},
-    edited_size=units.edited_size,
+    defaults_from={"edit_image": units.edited_size},
 )
 UNION = replace(
     TURBO,

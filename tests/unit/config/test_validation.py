@@ -50,7 +50,7 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("toy", "--model_paths", {"model_paths": '["a"]'}),
     ("toy", "--model_id_with_origin_paths", {"model_id_with_origin_paths": "a/b:c"}),
     ("toy", "--model_id", {"model_id": "a/b"}),
-    ("hub", "--toy", {"hub": "huggingface"}),
+    ("toy", "--hub", {"hub": "huggingface"}),
     ("no_use_gradient_checkpointing", "--use_gradient_checkpointing_offload",
      {"use_gradient_checkpointing": False, "use_gradient_checkpointing_offload": True}),
     ("resolution", "--height", {"resolution": "512", "height": 64, "width": 64}),
@@ -68,6 +68,7 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("lora_base_model", "dit", {"trainable_models": "dit", "lora_base_model": "dit"}),
     ("lora_base_model", "dit", {"trainable_models": "dit.blocks.3", "lora_base_model": "vae,dit"}),
     ("lora_rank", "--trainable_models", {"trainable_models": "dit", "lora_rank": 8}),
+    ("lora_rank", "--trainable_models", {"trainable_models": "dit", "typed": frozenset({"lora_rank"})}),
     ("lora_alpha", "--trainable_models", {"trainable_models": "dit", "lora_alpha": 8.0}),
     ("loraplus_lr_ratio", "--trainable_models", {"trainable_models": "dit", "loraplus_lr_ratio": 2.0}),
     ("trainable_models", "", {"trainable_models": " , "}),
@@ -112,6 +113,7 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("mask_column", "", {"mask_column": " "}),
     ("alpha_mask", "--mask_column", {"mask_column": "mask", "alpha_mask": True}),
     ("unmasked_weight", "--mask_column", {"unmasked_weight": 0.1}),
+    ("unmasked_weight", "--mask_column", {"typed": frozenset({"unmasked_weight"})}),
     ("lora_base_model", "", {"lora_base_model": ","}),
 )  # fmt: skip
 OF_A_DATASET = tuple(

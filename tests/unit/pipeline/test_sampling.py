@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 import pytest
 import torch
 from dstrain import Pipeline, Rng, UsageError
+from dstrain.data import Cell
 from dstrain.lazy import import_name
 from dstrain.pipeline import plan_inference
 from dstrain.plugin import InferenceOnly, LatentConstraint
@@ -152,6 +153,37 @@ def test_a_negative_branch_that_no_text_can_be_is_refused_where_it_is_absent() -
     with pytest.raises(UsageError, match=r"guidance_scale: .*'worse_image'"):
         plan_inference(spec, {"input_image": "an image", **given})
     assert plan_inference(spec, given).plan.task.branches == ("positive", "negative")
+
+
+def predict_by_branch(
+    noisy_latents: Tensor, timestep: Tensor, prompt_emb: Tensor, *, branch: str
+) -> Tensor:
+    return noisy_latents
+
+
+def test_a_denoiser_that_is_told_its_branch_is_guided_without_a_negative_input() -> (
+    None
+):
+    spec = replace(build("base"), cfg_inputs={}, model_fn=predict_by_branch)
+    given = {"prompt": "dog", "guidance_scale": 2.0}
+    assert plan_inference(spec, given).plan.task.branches == ("positive", "negative")
+    spec = replace(build("base"), cfg_inputs={})
+    with pytest.raises(UsageError, match="guidance_scale: has no effect"):
+        plan_inference(spec, given)
+
+
+def test_defaults_follow_from_an_input_that_is_loaded() -> None:
+    def sides(prompt: str) -> dict[str, int]:
+        return {"height": 8 * len(prompt)}
+
+    spec = replace(build("base"), defaults_from={"prompt": sides})
+    assert plan_inference(spec, {"prompt": "dog"}).inputs["height"] == 24
+    given = {"prompt": "dog", "height": 8}
+    assert plan_inference(spec, given).inputs["height"] == 8
+    cell = {"prompt": Cell("text", "dog")}
+    assert plan_inference(spec, cell).inputs["height"] == spec.defaults["height"]
+    with pytest.raises(UsageError, match="unknown"):
+        replace(spec, defaults_from={"unknown": sides})
 
 
 class Plain(TypedDict):

@@ -216,7 +216,7 @@ def test_a_denoiser_of_another_model_is_named(
         Pipeline.from_pretrained("known", files, variant)
 
 
-def test_the_denoisers_configuration_decides_where_nothing_else_does(
+def test_the_denoisers_configuration_decides_before_columns(
     here: Path, tmp_path: Path
 ) -> None:
     shards = copied_denoiser(here / "model", tmp_path / "transformer")
@@ -224,6 +224,8 @@ def test_the_denoisers_configuration_decides_where_nothing_else_does(
     path = tmp_path / "transformer/config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "depth": 1}))
     assert choose_variant(MODEL, None, [ModelConfig(shards)]) == "other"
+    score = score_columns(COLUMNS["base"], ())
+    assert choose_variant(MODEL, None, [ModelConfig(shards)], score) == "other"
 
 
 def test_files_in_the_place_of_a_component_are_of_a_variant_that_has_it(

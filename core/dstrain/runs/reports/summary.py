@@ -32,13 +32,12 @@ def log_start(run: TrainingRun) -> None:
         f"device {setup.device}, mixed precision {setup.mixed_precision}, {processes}"
     )
     count = sum(parameter.numel() for parameter in module.trained_parameters)
-    total = _weights_of(module.networks)
+    components = ", ".join(module.trained.components)
     logger.info(
-        f"training {', '.join(module.trained.components)}: {count:,} parameters, "
-        f"{count / total:.1%} of those used in a step"
+        f"training {components}: {count:,} parameters, "
+        f"{count / _weights_of(module.networks):.1%} of those used in a step"
     )
     if run.is_sharded:
-        components = ", ".join(module.trained.components)
         logger.info(f"sharding: {components} {setup.sharding}, {processes}")
     for name, words in setup.keepers.described(sorted(module.used_components)).items():
         logger.info(f"{name}: {words}")
@@ -52,23 +51,16 @@ def log_start(run: TrainingRun) -> None:
             logger.info(line)
     unused = len(module.trained.unused_parameters)
     if unused:
-        tensors = number_of(unused, "tensor")
         logger.info(
-            f"not trained: {tensors}, which by the model's design cannot change the loss"
+            f"not trained: {number_of(unused, 'tensor')}, which by the model's design cannot change the loss"
         )
-    epochs = run.total_steps / order.steps_per_epoch
-    limit = ""
-    if config.num_epochs and epochs < config.num_epochs:
-        limit = " (--max_steps is the smaller)"
-    elif config.max_steps and run.total_steps < config.max_steps:
-        limit = " (--num_epochs is the smaller)"
     logger.info(
         f"{number_of(order.sample_count, 'sample')} x {order.repeat} "
         f"in {number_of(order.group_count, 'shape')}, "
         f"{number_of(order.steps_per_epoch, 'step')} per epoch"
     )
-    passes = number_of(f"{epochs:.4g}", "epoch")
-    logger.info(f"runs to step {run.total_steps:,}, {passes}{limit}")
+    passes = number_of(f"{run.total_steps / order.steps_per_epoch:.4g}", "epoch")
+    logger.info(f"runs to step {run.total_steps:,}, {passes}")
     most = int(order.draws_of_groups.max())
     for line in without_effect(config, run.total_steps, order.samples_per_step, most):
         logger.info(line)
@@ -127,11 +119,15 @@ def log_end(run: TrainingRun, weights: Sequence[Path], steps: int) -> None:
         return
     logger.info("weights: " + ", ".join(map(str, weights)))
     averages = [path.with_name(averaged_name(path.name)) for path in weights]
-    if run.ema and all(path.exists() for path in averages):
+    if run.ema and all(map(Path.exists, averages)):
         logger.info("averaged over the steps: " + ", ".join(map(str, averages)))
-    output = "video.mp4" if setup.spec.makes_video else "image.png"
+    spec = setup.spec
+    output = "video.mp4" if spec.makes_video else "image.png"
     words = ["dstrain", "generate", "--run", str(setup.output), "--prompt", "..."]
-    if setup.task.runs_sampler and setup.spec.samplers:
+    for name in sorted(spec.inputs.keys() - {"prompt", *spec.defaults}):
+        if not spec.can_train(frozenset(spec.inputs) - {name}):
+            words += ["--input", f"{name}=..."]
+    if setup.task.runs_sampler and spec.samplers:
         words += ["--sampler", EULER]
     logger.info(f"try them: {shell_command([*words, '--output', output])}")
     known = components_of(setup.family)
