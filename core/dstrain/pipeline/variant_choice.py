@@ -181,8 +181,8 @@ def choose_variant(
     fits: Scorer | None = None,
 ) -> str:
     """Return the variant named, else the one left by the id of an adapter or else of the
-    denoiser, then the places of other files, then the denoiser's configuration, then
-    columns or inputs.
+    denoiser, then the places of other files, then columns or inputs, then the denoiser's
+    configuration.
 
     Raises UsageError naming the candidates if several are left, unless the first of
     them will do, as it does where one id means all of them.
@@ -201,14 +201,15 @@ def choose_variant(
     adapters = [one for one in models if _is_adapter(family, one)]
     telling = _by_id(family, adapters) or _by_id(family, _denoisers(family, models))
     left = _narrow(family.variants, telling)
-    left = _narrow(left, _by_components(family, models))
-    if len(left) > 1:
-        left = _narrow(left, _by_config(family, models))
+    left = possible = _narrow(left, _by_components(family, models))
     if score is not None:
         scores = {variant: score(family.spec(variant)) for variant in left}
         valid = [one for one in scores.values() if one is not None]
         best = max(valid, default=None)
         left = [variant for variant in left if scores[variant] == best]
+    if len(left) > 1:
+        # Of one that fits, but not the columns, the error that follows names these.
+        left = _narrow(_narrow(possible, _by_config(family, models)), left)
     if len(left) > 1 and fits is not None:
         left = _narrow(left, [one for one in left if fits(family.spec(one))])
     ids = (one.model_id for one in models if one.model_id)

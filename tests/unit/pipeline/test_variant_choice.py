@@ -216,8 +216,8 @@ def test_a_denoiser_of_another_model_is_named(
         Pipeline.from_pretrained("known", files, variant)
 
 
-def test_the_denoisers_configuration_decides_before_columns(
-    here: Path, tmp_path: Path
+def test_the_denoisers_configuration_decides_where_nothing_else_does(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = copied_denoiser(here / "model", tmp_path / "transformer")
     assert choose_variant(MODEL, None, [ModelConfig(shards)]) == "base"
@@ -225,7 +225,12 @@ def test_the_denoisers_configuration_decides_before_columns(
     path.write_text(json.dumps({**json.loads(path.read_text()), "depth": 1}))
     assert choose_variant(MODEL, None, [ModelConfig(shards)]) == "other"
     score = score_columns(COLUMNS["base"], ())
-    assert choose_variant(MODEL, None, [ModelConfig(shards)], score) == "other"
+    files = [ModelConfig(shards)]
+    assert choose_variant(MODEL, None, files, score) == "base"
+    # Columns leave two, neither of which has it.
+    monkeypatch.setitem(family.PIPELINES, "twin", family.BASE)
+    three = replace(MODEL, name="three", variants=(*MODEL.variants, "twin"))
+    assert choose_variant(three, None, files, score) == "other"
 
 
 def test_files_in_the_place_of_a_component_are_of_a_variant_that_has_it(

@@ -33,7 +33,8 @@ def located(value: str, families: Iterable[ModelFamily]) -> ModelSource | Path:
     written = PUBLISHED.fullmatch(value)
     model_id, revision = written.groups(default="") if written else ("", "")
     published = ModelSource(model_id, revision)
-    knows = any(family.knows(model_id) for family in families)
+    # A pattern of ids may fit the name of anyone's own file.
+    knows = any(model_id in family.model_files for family in families)
     if not path.exists():
         if written and (knows or may_be_id(path)):
             return published
@@ -46,9 +47,8 @@ def located(value: str, families: Iterable[ModelFamily]) -> ModelSource | Path:
     if written and own.exists() and path.samefile(own):
         return published
     if knows:
-        kind = "folder" if path.is_dir() else "file"
-        what = f"{value} is a published model and the path of a {kind}"
-        raise UsageError(FLAG, what, f"for the {kind}, write ./{value}; else move it")
+        what = f"{value} is a published model, and a path"
+        raise UsageError(FLAG, what, f"for the path, write ./{value}; else move it")
     return path
 
 

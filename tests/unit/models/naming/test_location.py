@@ -51,11 +51,13 @@ def test_a_known_id_that_is_a_path_too_is_refused_and_says_how_to_name_either(
         located("Tiny/Tiny", [MODEL])
     assert "./Tiny/Tiny" in caught.value.help_lines[0]
     assert located("./Tiny/Tiny", [MODEL]) == Path("Tiny/Tiny")
-    # So is one that a family knows and does not support.
-    knowing = replace(MODEL, unsupported_models={"Other": ("Some/*",)})
-    (here / "Some/Other").mkdir(parents=True)
-    with pytest.raises(UsageError, match="--model_id: Some/Other "):
-        located("Some/Other", [knowing])
+    # One that fits a pattern of ids may be anyone's own.
+    knowing = replace(MODEL, model_ids={"base": ("*/*pony*",)})
+    (here / "mine/my-pony").mkdir(parents=True)
+    assert located("mine/my-pony", [knowing]) == Path("mine/my-pony")
+    assert located("its/pony", [knowing]) == ModelSource("its/pony")
+    with pytest.raises(MissingFiles):
+        located("mine/pony.safetensors", [knowing])
     # Of a family that is not asked it is only a path.
     assert located("Tiny/Tiny", []) == Path("Tiny/Tiny")
     # The folder of the published model itself is no other.
