@@ -155,7 +155,7 @@ def test_every_flag_of_diffsynth_studio_acts_here_or_has_advice(
 OTHERWISE = frozenset(
     {
         *("caption_ext", "caption_extension", "network_module", "save_every_n_epochs"),
-        *("center_crop", "offload", "pretrained_model_name_or_path"),
+        *("center_crop", "offload"),
     }
 )
 """Names in that page that are answered with what else they may mean."""
