@@ -109,8 +109,9 @@ def check_two_as_one(given: dict[str, Any], folder: Path, sharded: bool) -> None
     assert len(steps) >= 2
     is_fp32 = given["mixed_precision"] == "no"
     for a, b in zip(steps, log(two), strict=True):
-        # In bf16 a sum over blocks depends on its order, and what follows on the sum.
-        bound = 1e-4 if is_fp32 or a["step"] == 1 else 1e-3
+        # In bf16 a sum over blocks depends on its order, and what follows on the sum: on
+        # some processors by 1.2e-3, within the spacing of bf16's numbers.
+        bound = 1e-4 if is_fp32 or a["step"] == 1 else 2**-8
         assert a == pytest.approx(b, rel=bound)
     assert files(two).keys() == files(one).keys()
     for name, wanted in files(one).items():

@@ -34,7 +34,7 @@ def located(value: str, families: Iterable[ModelFamily]) -> ModelSource | Path:
     model_id, revision = written.groups(default="") if written else ("", "")
     published = ModelSource(model_id, revision)
     # A pattern of ids may fit the name of anyone's own file.
-    knows = any(model_id in family.model_files for family in families)
+    knows = any(model_id in family.known_models for family in families)
     if not path.exists():
         if written and (knows or may_be_id(path)):
             return published

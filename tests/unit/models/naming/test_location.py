@@ -52,8 +52,9 @@ def test_a_known_id_that_is_a_path_too_is_refused_and_says_how_to_name_either(
     assert "./Tiny/Tiny" in caught.value.help_lines[0]
     assert located("./Tiny/Tiny", [MODEL]) == Path("Tiny/Tiny")
     # One that fits a pattern of ids may be anyone's own.
-    knowing = replace(MODEL, model_ids={"base": ("*/*pony*",)})
+    knowing = replace(MODEL, model_ids={"base": ("*/*pony*", "mine/base")})
     (here / "mine/my-pony").mkdir(parents=True)
+    assert located("mine/base", [knowing]) == ModelSource("mine/base")
     assert located("mine/my-pony", [knowing]) == Path("mine/my-pony")
     assert located("its/pony", [knowing]) == ModelSource("its/pony")
     with pytest.raises(MissingFiles):
