@@ -104,11 +104,11 @@ FAMILIES: Mapping[str, Small] = MappingProxyType(
         # of it, and where it is decided which digit it becomes: they learn more slowly.
         "sdxl": Small(
             {
-                "block_out_channels": (48, 96, 96),
+                "block_out_channels": (32, 64, 96),
                 "layers_per_block": 1,
                 "norm_num_groups": 8,
                 "transformer_layers_per_block": (1, 1, 1),
-                "attention_head_dim": (2, 3, 3),
+                "attention_head_dim": (2, 2, 3),
             },
             variant="v",
             learning_rates=(2e-3, 2e-3),
