@@ -68,9 +68,8 @@ def as_text(
     used = [name for name in loss.inputs if name in plan.available]
     arguments = ", ".join(["predict", *used])
     predicts = spec.schedule.predicts
-    # That of sft is named after flow matching, which predicts the velocity.
-    name = loss.name.replace("flow", {"velocity": "flow"}.get(predicts, predicts))
-    lines.append(f"    {name}({arguments}) -> loss")
+    of = "" if predicts == "velocity" else f" of {predicts}"
+    lines.append(f"    {loss.name}({arguments}) -> loss{of}")
     if plan.skipped or plan.unused_units:
         lines += ["", "not run"]
         lines += [f"    {name}: {reason}" for name, reason in plan.skipped.items()]

@@ -206,9 +206,8 @@ class PipelineSpec:
         _check(self, "cfg_inputs", chain(*pairs), self.inputs, "an input")
         arguments = f"an input or one of {', '.join(SAMPLING_ARGUMENTS)}"
         known = {*self.inputs, *SAMPLING_ARGUMENTS}
-        _check(
-            self, "defaults", {**self.defaults, **self.defaults_from}, known, arguments
-        )
+        _check(self, "defaults", self.defaults, known, arguments)
+        _check(self, "defaults_from", self.defaults_from, self.inputs, "an input")
         is_flow = isinstance(self.schedule, FlowMatchSchedule)
         samplers = {*self.samplers, EULER} if is_flow else self.samplers
         sampler = self.defaults.get("sampler", EULER)

@@ -53,7 +53,7 @@ class KeyMap(NamedTuple):
     parts: int = 1
     """The number of equal parts."""
     transposed: bool = False
-    """Whether the file has the matrix transposed, as a whole."""
+    """Whether the file has the matrix transposed: for a line of one whole matrix alone."""
 
     def slice_of(self, name: str, shape: Shape) -> TensorSlice:
         """Return the rows of a tensor in the file that this line is about."""

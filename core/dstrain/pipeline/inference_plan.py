@@ -97,9 +97,16 @@ def plan_inference(
         columns: As in `make_plan`.
         family: The family whose other variants may know an argument.
     """
+    values: dict[str, Any] = {k: one.value for k, one in spec.constants.items()}
+    values |= spec.defaults
+    for name, defaults in spec.defaults_from.items():
+        # Those of a preview are not loaded yet: it has the size of its row.
+        if (given := arguments.get(name)) and not isinstance(given, Cell):
+            values |= defaults(given)
+    values |= arguments
     fields = set(SamplerOptions.__dataclass_fields__)
     known = fields | set(spec.inputs)
-    for name in arguments:
+    for name in values:
         if name not in known:
             what = f"takes no argument {name!r}{nearest(name, known)}"
             others = []
@@ -108,13 +115,6 @@ def plan_inference(
                 others = [one for one in variants if name in family.spec(one).inputs]
             advice = f"it is an input of {', '.join(others)}; load it with variant=NAME"
             raise UsageError("pipe()", what, *([advice] if others else []))
-    values: dict[str, Any] = {k: one.value for k, one in spec.constants.items()}
-    values |= spec.defaults
-    for name, defaults in spec.defaults_from.items():
-        # Those of a preview are not loaded yet: it has the size of its row.
-        if (given := arguments.get(name)) and not isinstance(given, Cell):
-            values |= defaults(given)
-    values |= arguments
     inputs = {name: value for name, value in values.items() if value is not None}
     options = {name: inputs.pop(name) for name in fields & inputs.keys()}
     sampling = SamplerOptions(**options)
@@ -131,9 +131,7 @@ def plan_inference(
     if guided and arguments.get("guidance_scale"):
         if not spec.branched and "branch" not in spec.model_fn.components:
             what = f"has no effect: {spec.where} has no negative branch"
-            raise UsageError(
-                "guidance_scale", what, f"its inputs are {', '.join(spec.inputs)}"
-            )
+            raise UsageError("guidance_scale", what, "leave it out")
         for name in sorted(negatives - {*inputs, *arguments}):
             if spec.inputs[name].kind != "text":
                 what = f"above {spec.no_guidance:g} needs input {name!r} for the negative branch, which is absent"

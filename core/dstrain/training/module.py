@@ -82,7 +82,7 @@ class TrainingModule(nn.Module):
         dtype: torch.dtype = torch.float32,
         *,
         trainable_models: str | Sequence[str] | None = None,
-        lora_base_model: str | None = None,
+        lora_base_model: str | Sequence[str] | None = None,
         lora_target_modules: str | Sequence[str] | None = None,
         lora_rank: int | str = DEFAULT_RANK,
         lora_alpha: float | str | None = None,
@@ -97,7 +97,7 @@ class TrainingModule(nn.Module):
         checkpoint that does not fit.
         """
         options = LoraOptions(
-            lora_base_model=lora_base_model,
+            lora_base_model=as_commas(lora_base_model),
             lora_target_modules=as_commas(lora_target_modules),
             lora_rank=lora_rank,
             lora_alpha=lora_alpha,
@@ -116,7 +116,7 @@ class TrainingModule(nn.Module):
         self.trained = prepare_trainables(self.pipeline, trainables, dtype)
         self._plans.clear()
         if lora_checkpoint is not None:
-            file = LoraFile(Path(lora_checkpoint))
+            file = LoraFile(Path(lora_checkpoint)).of(self.pipeline.components)
             start_from_lora(self.pipeline, self.trained.lora, file)
 
     @property

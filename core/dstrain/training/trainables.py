@@ -69,7 +69,8 @@ def trainables_of(
     if options.lora_dropout and not kind.dropout:
         what = f"{kind.name} has no dropout of its input"
         raise UsageError("--lora_dropout", what, "leave it out, or train lora")
-    given, lora = split_commas(options.lora_target_modules), []
+    given = split_commas(options.lora_target_modules)
+    lora = []
     for component in dict.fromkeys(split_commas(options.lora_base_model or usual)):
         targets = given or family.lora_targets.get(component)
         if not targets:

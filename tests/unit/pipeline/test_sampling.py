@@ -182,8 +182,12 @@ def test_defaults_follow_from_an_input_that_is_loaded() -> None:
     assert plan_inference(spec, given).inputs["height"] == 8
     cell = {"prompt": Cell("text", "dog")}
     assert plan_inference(spec, cell).inputs["height"] == spec.defaults["height"]
-    with pytest.raises(UsageError, match="unknown"):
-        replace(spec, defaults_from={"unknown": sides})
+    for unknown in ("unknown", "seed"):
+        with pytest.raises(UsageError, match="defaults_from"):
+            replace(spec, defaults_from={unknown: sides})
+    spec = replace(spec, defaults_from={"prompt": lambda _: {"hieght": 8}})
+    with pytest.raises(UsageError, match="hieght"):
+        plan_inference(spec, {"prompt": "dog"})
 
 
 class Plain(TypedDict):

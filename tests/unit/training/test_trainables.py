@@ -106,7 +106,7 @@ def test_what_is_trained_may_be_said_as_by_the_options(here: Path) -> None:
 
     by_default = training_run(config(here)).module.trained.parameters
     assert set(trained()) == set(by_default)
-    targets = {"lora_base_model": "dit", "lora_target_modules": ["to_q"]}
+    targets = {"lora_base_model": ["dit"], "lora_target_modules": ["to_q"]}
     layers = trained(lora_rank=4, **targets)
     assert layers and all(".to_q." in name for name in layers)
     assert {len(one) for name, one in layers.items() if "lora_A" in name} == {4}
@@ -121,7 +121,7 @@ def test_training_starts_from_a_lora_that_is_named(here: Path, tmp_path: Path) -
     train(here, output_path=tmp_path, max_steps=2)
     file = tmp_path / "step-2.safetensors"
     module = TrainingModule(opened(here / "model"))
-    module.switch_to_training_mode(lora_rank=2, lora_checkpoint=str(file))
+    module.switch_to_training_mode(lora_rank=2, lora_checkpoint=f"dit={file}")
     started = training_run(config(here, lora_checkpoint=file)).module
     ours, theirs = (
         dict(sorted(one.trained.parameters.items())) for one in (module, started)

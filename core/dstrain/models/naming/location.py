@@ -23,7 +23,7 @@ PUBLISHED = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([^@:]+))?")
 
 def located(value: str, families: Iterable[ModelFamily]) -> ModelSource | Path:
     """Return what a value means: an existing path means itself, and OWNER/NAME else a
-    published model.
+    published model, if it is known, has a revision, or there is no folder OWNER here.
 
     Raises UsageError for a path that is the id of a published model, too, and MissingFiles
     for what is neither a path nor an id.
@@ -36,12 +36,10 @@ def located(value: str, families: Iterable[ModelFamily]) -> ModelSource | Path:
     # A pattern of ids may fit the name of anyone's own file.
     knows = any(model_id in family.known_models for family in families)
     if not path.exists():
-        if written and (knows or may_be_id(path)):
+        if written and (revision or knows or may_be_id(path)):
             return published
         known = [one for family in families for one in family.model_files]
-        advice = (
-            "a published model is written OWNER/NAME: `dstrain models` lists the known"
-        )
+        advice = "a published model is written OWNER/NAME, beside a folder OWNER with @REVISION: see `dstrain models`"
         raise MissingFiles(value, f"does not exist{nearest(value, known)}", advice)
     own = published.folder
     if written and own.exists() and path.samefile(own):

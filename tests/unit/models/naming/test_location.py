@@ -57,6 +57,7 @@ def test_a_known_id_that_is_a_path_too_is_refused_and_says_how_to_name_either(
     assert located("mine/base", [knowing]) == ModelSource("mine/base")
     assert located("mine/my-pony", [knowing]) == Path("mine/my-pony")
     assert located("its/pony", [knowing]) == ModelSource("its/pony")
+    assert located("mine/pony@main", [knowing]) == ModelSource("mine/pony", "main")
     with pytest.raises(MissingFiles):
         located("mine/pony.safetensors", [knowing])
     # Of a family that is not asked it is only a path.
