@@ -10,6 +10,7 @@ import sys
 import tomllib
 from importlib import import_module
 from importlib.metadata import EntryPoint
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,11 @@ def added(folder: Path) -> dict[str, dict[str, Any]]:
     for name in groups.get("dstrain.commands", {}):
         found.setdefault("commands", {})[name] = ""
     for name, place in groups.get("dstrain.models", {}).items():
-        model_id = next(iter(EntryPoint("", place, "").load().model_files))
-        found["model"] = {name: "", model_id.partition("/")[0] + "/": ""}
+        first, *others = EntryPoint("", place, "").load().model_files
+        owner = first.partition("/")[0] + "/"
+        # An owner publishes several families: what its ids of this one begin with.
+        ids = [first, *(one for one in others if one.startswith(owner))]
+        found["model"] = {name: "", f"{commonprefix(ids)}*": ""}  # noqa: RUF071
     return found
 
 

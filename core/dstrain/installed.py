@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -159,10 +160,10 @@ def how_to_have(kind: str, name: str, disabled_plugins: Collection[str] = ()) ->
     installed, or is disabled; '' if none adds it.
 
     kind: options, generate (those of them that change what it makes), commands, or the
-    option whose value it is: of model, also whose ids begin so (`Owner/`).
+    option whose value it is: of model, also an id.
     """
     for plugin, adds in _absent().items():
-        if name not in adds.get(kind, {}):
+        if not any(fnmatchcase(name, one) for one in adds.get(kind, {})):
             continue
         distribution = f"plugin-{plugin.replace('_', '-')}"
         if not _is_there(distribution):

@@ -96,19 +96,26 @@ def test_a_run_imports_what_it_uses(
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["--model wan", "--model_id Wan-AI/Wan2.1-T2V-14B", "--recipe wan-style-24gb"],
+    ("plugin", "words"),
+    [
+        ("wan", "--model wan"),
+        ("wan", "--model_id Wan-AI/Wan2.1-T2V-14B"),
+        ("wan", "--recipe wan-style-24gb"),
+        ("flux2", "--model_id black-forest-labs/FLUX.2-dev -p no:flux"),
+    ],
 )
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_family_that_is_absent_is_named_with_how_to_have_it(
+    plugin: str,
     words: str,
     is_there: bool,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    advice = "which -p disables" if is_there else "-c constraints.txt ./plugins/wan"
+    advice = ", which -p disables" if is_there else ": in the folder of the project"
+    advice = f"plugin-{plugin}{advice}"
     monkeypatch.setattr(
-        "dstrain.installed._is_there", lambda _, off=(): is_there and "wan" not in off
+        "dstrain.installed._is_there", lambda _, off=(): is_there and plugin not in off
     )
-    assert main(["train", "-p", "no:wan", *words.split(), "--dry_run"]) == 2
+    assert main(["train", "-p", f"no:{plugin}", *words.split(), "--dry_run"]) == 2
     assert advice in " ".join(capsys.readouterr().err.split())

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from dstrain import GenerateConfig, Pipeline
+from dstrain.cli.main import main
 from dstrain.config import with_run_options
 from dstrain.generation.pipeline_source import open_source
 from dstrain.graph.keepers import Keepers
@@ -23,6 +24,7 @@ from dstrain_memory.quantization.keeper import Quantize
 from dstrain_memory.quantization.known_methods import FP8, METHODS
 from dstrain_memory.quantization.method import QuantizationMethod
 from dstrain_memory.quantization.stored_layers import StoredComponent, StoredLayers
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -120,6 +122,20 @@ def test_layers_that_are_not_in_blocks_are_not_quantized(
         if isinstance(module, nn.Linear):
             is_kept = any(fnmatchcase(layer, one) for one in patterns)
             assert is_kept != bool(re.search(in_blocks, layer)), layer
+
+
+@pytest.mark.parametrize(
+    ("family", "variant", "image"),
+    [("z_image", "omni", "edit_image"), ("flux", "redux", "flux_redux_image")],
+)
+def test_an_image_encoder_is_quantized(
+    family: str, variant: str, image: str, tmp_path: Path
+) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "cat.png")
+    words = f"generate --model {family} --variant {variant} --toy --prompt cat"
+    words += f" --height 32 --width 32 --num_inference_steps 1 --input {image}={tmp_path}/cat.png"
+    words += f" --quant_options image_encoder:int8_block --output {tmp_path}/out.png"
+    assert main(words.split()) == 0
 
 
 class Deep(nn.Module):

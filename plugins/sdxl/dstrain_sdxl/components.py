@@ -1,5 +1,6 @@
-"""SDXL's components: how their files are recognized, configured and loaded."""
+"""SDXL's components: how their files are recognized, configured and loaded, and toys."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from dstrain.plugin import (
     Tokenizer,
     TransformersNetwork,
     read_key_maps,
+    toy_writer,
 )
 
-from dstrain_sdxl import BASE, INPAINT, NOOB_V
+from dstrain_sdxl import BASE, INPAINT, NOOB_V, TOKENIZERS
 
 CONFIGS = Path(__file__).parent / "configs"
 IDS = (BASE, NOOB_V, INPAINT)
@@ -83,6 +85,7 @@ COMPONENTS = (
     ),
     *(
         Component(name, network=Tokenizer("CLIPTokenizer"), folder=name, version=1)
-        for name in ("tokenizer", "tokenizer_2")
+        for name in TOKENIZERS
     ),
 )
+write_toy = toy_writer(COMPONENTS, **json.loads((CONFIGS / "toy.json").read_bytes()))

@@ -55,8 +55,6 @@ def predict_inpaint(
 
 @versioned(1)
 def latent_shape(height: int, width: int) -> tuple[int, ...]:
-    """Return (1, 4, height / 8, width / 8); raises InputError for a side that is not
-    a multiple of 8.
-    """
+    """Return (1, 4, height / 8, width / 8); refuses sides that are no multiples of 8."""
     check_sides(height, width, DOWNSCALE)
     return (1, 4, height // DOWNSCALE, width // DOWNSCALE)

@@ -31,7 +31,12 @@ def sampled_by_euler(**config: Any) -> dict[str, MakeSampler]:
 
 BASE = PipelineSpec(
     components=tuple(component.name for component in COMPONENTS),
-    units=units.ENCODERS,
+    units=(
+        units.encode_prompt,
+        units.encode_prompt_2,
+        units.encode_sizes,
+        units.encode_image,
+    ),
     model_fn=model_fn.predict,
     decoders=(units.decode,),
     inputs={

@@ -3,7 +3,7 @@
 from typing import Any, TypedDict
 
 import torch
-from dstrain.plugin import versioned
+from dstrain.plugin import InputError, versioned
 from dstrain.plugin.functional import (
     check_length,
     convert_image,
@@ -117,14 +117,9 @@ def encode_sizes(
 
 @versioned(2)
 def encode_image(input_image: Image.Image, *, vae: Any, device: Any) -> Latents:
-    """Encode an RGB image, its sides multiples of 8, as the mode of the VAE's
-    distribution.
-    """
+    """Encode an RGB image, its sides multiples of 8, as `_encode_pixels` does."""
     pixels = images_to_tensor([input_image])
     return {"input_latents": _encode_pixels(pixels, vae, device)}
-
-
-ENCODERS = (encode_prompt, encode_prompt_2, encode_sizes, encode_image)
 
 
 @versioned(2)
@@ -176,6 +171,8 @@ def _encode(
     padded = {"padding": "max_length", "max_length": MAX_TOKENS, "truncation": True}
     tokens = tokenizer([prompt], return_tensors="pt", **padded).to(device)
     encoded = encoder(tokens.input_ids, output_hidden_states=True)
+    if clip_skip > len(encoded.hidden_states):
+        raise InputError("clip_skip", f"is {clip_skip}, more than there are layers")
     hidden = encoded.hidden_states[-clip_skip]
     if clip_skip > 2:  # so that all layers that are trained have a gradient
         hidden = hidden + 0 * encoded[0].mean()

@@ -16,7 +16,7 @@ from diffusers.loaders.single_file_utils import (
 from dstrain.models import components_of, recognize, to_checkpoint
 from dstrain.pipeline.variant_choice import fitting_variants
 from dstrain.plugin import Files
-from dstrain_sdxl import BASE, MODEL
+from dstrain_sdxl import BASE, INPAINT, MODEL
 from safetensors.torch import load_file
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
@@ -65,8 +65,7 @@ class TestPublishedFiles(PublishedFiles):
         ("text_encoder_2/model.safetensors", "text_encoder_2"),
         ("sdxl_vae.safetensors", "vae"),
     )
-    told = ()
-    test_a_network_is_told_by_its_weights: Any = None  # its id tells, or its shapes
+    told = (("unet", INPAINT), *((name, BASE) for name in CLASSES))
 
 
 def with_convolutions(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from diffusers import (
 )
 from diffusers.image_processor import VaeImageProcessor
 from dstrain import Pipeline
+from dstrain.plugin import InputError
 from dstrain.testing.compare import EXACT
 from torch import Tensor
 
@@ -74,6 +75,12 @@ def test_a_prompt_is_encoded_as_diffusers_encodes_it(
     assert torch.equal(found, states)
     assert torch.equal(second["pooled_emb"], pooled)
     assert bool(found.any()) != is_none
+
+
+def test_a_clip_skip_of_more_layers_than_there_are_is_refused() -> None:
+    given = {"branch": "positive", "prompt": "a dog", "clip_skip": 12}
+    with pytest.raises(InputError, match="clip_skip"):
+        made(opened("sdxl", "base"), "encode_prompt", **given)
 
 
 @torch.no_grad()

@@ -48,7 +48,7 @@ MODEL = ModelFamily(
     unsupported_models={"Z-Image-i2L": ("DiffSynth-Studio/Z*i2L*", "template_inputs")},
     default_ids={"tokenizer": f"{TURBO}:tokenizer/"},
     options=(
-        Option("tokenizer_path", "Folder of the tokenizer.", "tokenizer"),
+        Option("tokenizer_path", "Its folder. Defaults to Turbo's.", "tokenizer"),
         Option(
             "enable_npu_patch", "For NPUs; has no effect.", idle="it is for Ascend NPUs"
         ),

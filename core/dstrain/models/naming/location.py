@@ -91,8 +91,7 @@ def family_of(
         what = f"{value} can be of several families: {names}"
         raise UsageError("--model", f"{what}; choose one", *broken)
     if isinstance(where, ModelSource):
-        owner, slash, _ = where.model_id.partition("/")
-        if absent := how_to_have("model", owner + slash, disabled_plugins):
+        if absent := how_to_have("model", where.model_id, disabled_plugins):
             raise UsageError(
                 FLAG, f"no installed family lists {where.model_id}", absent
             )

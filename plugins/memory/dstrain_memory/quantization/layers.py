@@ -21,7 +21,8 @@ def storable_layers(network: nn.Module) -> list[str]:
     return [
         name
         for name, layer in network.named_modules()
-        if isinstance(layer, nn.Linear) and f"{name}.weight" not in tied
+        # Others may be used otherwise: torch's attention reads the weight of its own last one.
+        if type(layer) is nn.Linear and f"{name}.weight" not in tied
     ]
 
 
