@@ -306,8 +306,8 @@ def rows_of(
 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice(list(FAMILIES)))
-@click.option("--full_steps", default=400, show_default=True)
-@click.option("--lora_steps", default=200, show_default=True)
+@click.option("--full_steps", default=500, show_default=True)
+@click.option("--lora_steps", default=250, show_default=True)
 @click.option("--vae_steps", default=400, show_default=True)
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--each", default=10, show_default=True, help="Images of each digit.")
