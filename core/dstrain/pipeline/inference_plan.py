@@ -131,7 +131,9 @@ def plan_inference(
     if guided and arguments.get("guidance_scale"):
         if not spec.branched and "branch" not in spec.model_fn.components:
             what = f"has no effect: {spec.where} has no negative branch"
-            raise UsageError("guidance_scale", what, "leave it out")
+            raise UsageError(
+                "guidance_scale", what, f"leave it out; inputs: {', '.join(spec.inputs)}"
+            )
         for name in sorted(negatives - {*inputs, *arguments}):
             if spec.inputs[name].kind != "text":
                 what = f"above {spec.no_guidance:g} needs input {name!r} for the negative branch, which is absent"
