@@ -132,7 +132,7 @@ def plan_inference(
         if not spec.branched and "branch" not in spec.model_fn.components:
             what = f"has no effect: {spec.where} has no negative branch"
             raise UsageError(
-                "guidance_scale", what, f"leave it out; inputs: {', '.join(spec.inputs)}"
+                "guidance_scale", what, f"give only {', '.join(spec.inputs)}"
             )
         for name in sorted(negatives - {*inputs, *arguments}):
             if spec.inputs[name].kind != "text":
