@@ -117,7 +117,7 @@ def encode_sizes(
 
 @versioned(2)
 def encode_image(input_image: Image.Image, *, vae: Any, device: Any) -> Latents:
-    """Encode an RGB image, its sides multiples of 8, as `_encode_pixels` does."""
+    """Encode an RGB image, its sides multiples of 8, as the mode of the VAE."""
     pixels = images_to_tensor([input_image])
     return {"input_latents": _encode_pixels(pixels, vae, device)}
 
