@@ -8,23 +8,19 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
-from pathlib import Path
 
 from dstrain.console import progress_bar
 from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
 from dstrain.data.table import Fault
 from dstrain.errors import UsageError
-from dstrain.storage import ManyFiles, hash_json
+from dstrain.storage import FileMemory, hash_json
 
-MEMORY = ".decoded_files.npy"
 SAMPLES_AT_ONCE = 4096
 
 
 def skip_undecodable(
-    dataset: Dataset,
-    used_inputs: Callable[[frozenset[str]], frozenset[str]],
-    folder: Path,
+    dataset: Dataset, used_inputs: Callable[[frozenset[str]], frozenset[str]]
 ) -> Dataset:
     """Return the dataset without the rows that name a file which cannot be decoded.
 
@@ -32,10 +28,9 @@ def skip_undecodable(
 
     Args:
         used_inputs: The inputs present in a sample -> those that the run decodes.
-        folder: Where cells that could be decoded are remembered, so that the next run
-            decodes only what changed.
     """
-    memory = ManyFiles(folder / MEMORY)
+    # So that the next run decodes only what changed.
+    memory = FileMemory("decoded")
     faults: list[Fault] = []
 
     def decode(cell: Cell) -> UsageError | None:
@@ -74,6 +69,5 @@ def skip_undecodable(
                 if error is not None:
                     faults.append(dataset.fault(row, name, error))
             progress.update(len(part))
-    if folder.is_dir():
-        memory.save()
+    memory.save()
     return dataset.without(faults)

@@ -123,9 +123,7 @@ class Setup:
             refuse_no_masks(found)
         if self.config.on_bad_sample == "error":
             return found
-        return skip_undecodable(
-            found, lambda inputs: self.plan(inputs).used_inputs, self.list_folder
-        )
+        return skip_undecodable(found, lambda inputs: self.plan(inputs).used_inputs)
 
     @cached_property
     def checked_dataset(self) -> Dataset:

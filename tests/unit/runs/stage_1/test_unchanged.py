@@ -17,7 +17,6 @@ from dstrain.runs import data_process
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.stage_1.unchanged import code_of_rows
 from dstrain.storage import BAD_SAMPLES, file_memory, temporary
-from dstrain.storage.file_digests import ModelDigests
 
 from tests.support.caching_family import GUIDED
 from tests.support.caching_project import (
@@ -105,9 +104,10 @@ def test_no_row_is_read_and_the_cache_is_mended(
 
 
 def test_model_files_are_read_once(place: Place) -> None:
-    ModelDigests().path.unlink()  # as where they come from elsewhere
+    (stored,) = Path(os.environ["DSTRAIN_CACHE"]).glob("*.sqlite")
+    stored.unlink()  # as where they come from elsewhere
     assert not reads_rows(place)
-    assert ModelDigests().path.exists()
+    assert stored.exists()
 
 
 def another_caption(place: Place) -> None:
