@@ -38,7 +38,7 @@ FILES = {
         "trainable.safetensors", "optimizer.safetensors", "state.json", "record.json",
         "step-2.dit.safetensors", "step-2.text_encoder.safetensors", "run.json", "config.json", "loss.csv",
     ),
-    "stage 1": ("store.json", "*.safetensors", "*.arrow"),
+    "stage 1": ("store.json", "digests.npy", "*.safetensors", "*.arrow"),
     "generate": ("a.png",),
     "data set": ("*.png", "metadata.csv", "generated.json"),
 }  # fmt: skip

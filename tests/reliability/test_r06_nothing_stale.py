@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstrain.storage import ManyFiles
 
 from tests.support import caching_family
 from tests.support.caching_project import (
@@ -143,6 +144,9 @@ def test_exactly_what_a_change_affects_is_computed_again(
 
 def settled(place: Place) -> None:
     """Let stage 1 remember digests of files that were written just now."""
+    memory = place.cache / "digests.npy"
+    assert len(ManyFiles(memory)) == 0
     with pytest.MonkeyPatch.context() as patch:
         settle(patch)
         place.fill()
+    assert len(ManyFiles(memory)) == 4

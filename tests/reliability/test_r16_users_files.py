@@ -104,6 +104,12 @@ FOREIGN = (
         ("cache",),
     ),
     Foreign("notes in the cache", {"shards/a.txt": "notes", "plans/b.arrow": "{}"}),
+    Foreign(
+        "digests of another program",
+        {"digests.npy": '{"a": "sha"}', ".digests.npy": "-"},
+        ("cache",),
+    ),
+    Foreign("a memory of another program", {"logs/.decoded_files.npy": "[]"}),
     Foreign("a table in a folder to generate into", {"metadata.csv": "a,b\n"}, ("made",)),
     Foreign("previews of another program", {"previews/cat.png": "p", "image/cat.png": "p"}),
     Foreign("its prompts", {"previews/prompts.json": "[]"}, ("out",)),

@@ -8,19 +8,23 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
+from pathlib import Path
 
 from dstrain.console import progress_bar
 from dstrain.data.cells import Cell, load_cell
 from dstrain.data.dataset import Dataset
 from dstrain.data.table import Fault
 from dstrain.errors import UsageError
-from dstrain.storage import FileMemory, hash_json
+from dstrain.storage import ManyFiles, hash_json
 
+MEMORY = ".decoded_files.npy"
 SAMPLES_AT_ONCE = 4096
 
 
 def skip_undecodable(
-    dataset: Dataset, used_inputs: Callable[[frozenset[str]], frozenset[str]]
+    dataset: Dataset,
+    used_inputs: Callable[[frozenset[str]], frozenset[str]],
+    folder: Path,
 ) -> Dataset:
     """Return the dataset without the rows that name a file which cannot be decoded.
 
@@ -28,9 +32,10 @@ def skip_undecodable(
 
     Args:
         used_inputs: The inputs present in a sample -> those that the run decodes.
+        folder: Where cells that could be decoded are remembered, so that the next run
+            decodes only what changed.
     """
-    # So that the next run decodes only what changed.
-    memory = FileMemory("decoded")
+    memory = ManyFiles(folder / MEMORY)
     faults: list[Fault] = []
 
     def decode(cell: Cell) -> UsageError | None:
@@ -69,5 +74,6 @@ def skip_undecodable(
                 if error is not None:
                     faults.append(dataset.fault(row, name, error))
             progress.update(len(part))
-    memory.save()
+    if folder.is_dir():
+        memory.save()
     return dataset.without(faults)

@@ -24,7 +24,7 @@ from dstrain.pipeline.sampler import (
     inference_sigmas as inference_sigmas,
     seeded_noise as seeded_noise,
 )
-from dstrain.storage.file_memory import Digests as Digests
+from dstrain.storage.file_digests import Digests as Digests
 from dstrain.storage.hashing import hash_json as hash_json
 from dstrain.training.losses import LATENTS as LATENTS, SIGMAS as SIGMAS
 from dstrain.training.memory import oom_as_error as oom_as_error

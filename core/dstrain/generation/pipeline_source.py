@@ -40,7 +40,7 @@ from dstrain.pipeline.inference_plan import find_for_inference
 from dstrain.pipeline.keeping import with_presets
 from dstrain.pipeline.variant_choice import score_inputs
 from dstrain.registry import ModelFamily, load_family
-from dstrain.storage import Digests
+from dstrain.storage.file_digests import ModelDigests
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class PipelineSource:
 
     def digests(self) -> dict[str, str]:
         """Return the digest of each component's files and of its configuration."""
-        digests = Digests()
+        digests = ModelDigests()
         found = component_digests(self.find(), digests)
         digests.save()
         return found

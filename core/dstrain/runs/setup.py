@@ -123,7 +123,9 @@ class Setup:
             refuse_no_masks(found)
         if self.config.on_bad_sample == "error":
             return found
-        return skip_undecodable(found, lambda inputs: self.plan(inputs).used_inputs)
+        return skip_undecodable(
+            found, lambda inputs: self.plan(inputs).used_inputs, self.list_folder
+        )
 
     @cached_property
     def checked_dataset(self) -> Dataset:

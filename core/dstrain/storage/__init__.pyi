@@ -1,5 +1,6 @@
 from dstrain.storage.columns import write_columns as write_columns
-from dstrain.storage.file_memory import Digests as Digests, FileMemory as FileMemory
+from dstrain.storage.file_digests import Digests as Digests
+from dstrain.storage.file_memory import ManyFiles as ManyFiles
 from dstrain.storage.files import (
     check_writable as check_writable,
     read_limited as read_limited,

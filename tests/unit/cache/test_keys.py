@@ -36,6 +36,7 @@ STEP = Step(
 )
 READS = {"prompt": "k1", "size": "k2"}
 COMPONENTS = {"text_encoder": "d1", "vae": "d2"}
+NO_MEMORY = Path("absent")
 
 
 def keys(
@@ -116,7 +117,7 @@ def test_an_input_has_the_key_of_its_value_or_of_its_files_bytes_and_how_they_lo
         return Cell("images", None, files, tuple(parameters.items()))
 
     def of(cell: Cell) -> str:
-        return input_key(cell, Digests())
+        return input_key(cell, Digests(NO_MEMORY))
 
     assert of(images("a", mode="RGB")) == of(images("b", mode="RGB"))
     different = [

@@ -34,10 +34,12 @@ def damage(path: Path) -> None:
 
 
 def decodable(
-    dataset: Dataset, used: Callable[[frozenset[str]], frozenset[str]] = frozenset
+    dataset: Dataset,
+    folder: Path,
+    used: Callable[[frozenset[str]], frozenset[str]] = frozenset,
 ) -> Dataset:
     """The dataset without rows that name what cannot be decoded."""
-    return skip_undecodable(dataset, used)
+    return skip_undecodable(dataset, used, folder)
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def test_a_damaged_file_leaves_its_rows_out_and_is_decoded_once(
 ) -> None:
     dataset = images(tmp_path, "a.png", "b.png", "a.png", "c.png")
     damage(tmp_path / "a.png")
-    left = decodable(dataset)
+    left = decodable(dataset, tmp_path)
     assert left.sample_ids.tolist() == [[1, 0], [3, 0]]
     skipped = [(one.row, one.column) for one in left.skipped]
     assert skipped == [(0, "image"), (2, "image")]
@@ -73,13 +75,13 @@ def test_only_what_changed_was_bad_or_is_loaded_in_another_way_is_decoded_again(
     names = ("a.png", "b.png", "c.png")
     images(tmp_path, *names)
     damage(tmp_path / "b.png")
-    decodable(images(tmp_path, *names))
+    decodable(images(tmp_path, *names), tmp_path)
     decoded.clear()
     noise_image(32, 32, seed=1).save(tmp_path / "c.png")
-    decodable(images(tmp_path, *names))
+    decodable(images(tmp_path, *names), tmp_path)
     assert sorted(decoded) == ["b.png", "c.png"]
     decoded.clear()
-    decodable(images(tmp_path, "a.png", resolution=Resolution(16, 16, 1)))
+    decodable(images(tmp_path, "a.png", resolution=Resolution(16, 16, 1)), tmp_path)
     assert decoded == ["a.png"]
 
 
@@ -96,7 +98,7 @@ def test_a_row_of_several_clips_is_skipped_whole(tmp_path: Path) -> None:
     both = [[row, chunk] for row in range(3) for chunk in (0, 1)]
     assert dataset.sample_ids.tolist() == both
     load_cell(dataset.rows[2]["clip"])
-    left = decodable(dataset)
+    left = decodable(dataset, tmp_path)
     assert left.sample_ids.tolist() == [*both[:2], *both[4:]]
     (fault,) = left.skipped
     assert (fault.row, fault.column) == (1, "clip")

@@ -157,8 +157,11 @@ def test_clips_with_too_few_frames_to_learn_from_are_bad_cells(scenes: Path) -> 
     assert list(found) == ["metadata.json:1:video"]
 
 
+NO_MEMORY = Path("absent")
+
+
 def key(data: Dataset, name: str = "input_video", sample: int = 0) -> str:
-    return input_key(data.rows[sample][name], Digests())
+    return input_key(data.rows[sample][name], Digests(NO_MEMORY))
 
 
 def test_a_video_has_one_key_and_another_for_other_frames(scenes: Path) -> None:

@@ -4,6 +4,7 @@
     shards/NAME.safetensors      values: see `shards`
     index/NAME.arrow             the index
     plans/                       see `plan_files`
+    digests.npy                  remembered digests of files
     long_prompts-RANK.jsonl      what is known of values that are of long prompts
     dstrain.log                  the log of stage 1
 
@@ -30,17 +31,19 @@ from dstrain.cache.addresses import ADDRESS, HASH, Addresses, in_order, prefixes
 from dstrain.cache.backend import plan_files, shards as shard_files
 from dstrain.cache.backend.shards import AGAIN, DIGEST, Shard
 from dstrain.errors import CacheError, StateError, SystemFault
-from dstrain.storage import remove_leftovers, write_columns, write_json
+from dstrain.storage import Digests, remove_leftovers, write_columns, write_json
 from dstrain.storage.columns import SUFFIX, open_columns
+from dstrain.storage.file_memory import is_own, is_whole
 from dstrain.storage.files import refuse_link
 from dstrain.storage.temporaries import temporaries
 
 MARKER = "store.json"
+DIGESTS = "digests.npy"
 LOG = "dstrain.log"
 NOTES = "long_prompts-*.jsonl"
 FOLDER = "index"
 FOLDERS = (shard_files.FOLDER, FOLDER, plan_files.FOLDER)
-PARTS = (MARKER, *FOLDERS, LOG)
+PARTS = (MARKER, *FOLDERS, DIGESTS, LOG)
 EXPORTED = (shard_files.FOLDER, plan_files.FOLDER)
 """The folders that an export has."""
 PART = re.compile(
@@ -251,6 +254,11 @@ def others_in(folder: Path) -> list[str]:
     return sorted(one for one in names - ours if not one.startswith("."))
 
 
+def digests_of_files(folder: Path) -> Digests:
+    """Open the digests of a dataset's files that a cache remembers."""
+    return Digests(folder / DIGESTS)
+
+
 def check_is_cache(folder: Path) -> None:
     """Raise StateError if a folder is no feature cache, has another version, or parts that
     are refused.
@@ -336,10 +344,16 @@ def damaged_files(folder: Path) -> Iterator[tuple[Path, str]]:
             # index whenever it adds values.
             if path.stem != "draft" and path.exists():
                 yield path, error.what
+    path = folder / DIGESTS
+    if path.is_file() and not is_whole(path):
+        what = "is damaged" if is_own(path) else "is nothing that stage 1 writes"
+        yield path, f"{what}, and is not used"
 
 
 def may_be_ours(path: Path) -> bool:
     """Return whether stage 1 may have written a file of a cache that is damaged now."""
+    if path.name == DIGESTS:
+        return is_own(path)
     # Only those of an index that have the names of one are looked at.
     return path.parent.name == FOLDER or HASH.fullmatch(path.stem) is not None
 

@@ -94,7 +94,8 @@ class Source:
         """
         # Here, since modules of hooks are imported for every command: these import numpy.
         from dstrain.data.tables.listing import folder_digest
-        from dstrain.storage import Digests, hash_json, sha256
+        from dstrain.storage import hash_json, sha256
+        from dstrain.storage.file_digests import ModelDigests
 
         if self.form == "table":
             return sha256(self.path)
@@ -102,7 +103,7 @@ class Source:
             return folder_digest(self.path, self.roots)
         if self.form == "several":
             return hash_json("datasets", [part.digest() for part in self.parts])
-        digests = Digests()
+        digests = ModelDigests()
         found = [[file.name, digests.of(file)] for file in self.files]
         digests.save()
         return found[0][1] if self.path.is_file() else hash_json(self.form, found)

@@ -18,7 +18,8 @@ from dstrain.data.tables.metadata import BOM, SUFFIXES as TABLES
 from dstrain.data.tables.naming import main_column
 from dstrain.errors import POINTER, SystemFault, UsageError
 from dstrain.graph import Column, Input
-from dstrain.storage import FileMemory, read_limited
+from dstrain.storage import ManyFiles, read_limited
+from dstrain.storage.file_memory import save_for_user, user_cache
 
 CAPTIONS = (".txt", ".caption", ".json")
 """Endings of files with captions."""
@@ -94,6 +95,8 @@ control images, and usual names of both.
 OURS = (frozenset({b"run.json", b"logs/"}), frozenset({b"store.json", b"shards/"}))
 """What tells the folder of a run, and of a feature cache."""
 OUR_FOLDERS = frozenset({b"logs/", b"plans/", b"previews/", b"shards/", b"states/"})
+MEMORY = "caption_folders.npy"
+"""Remembers the digests of folders for all runs of a user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +336,7 @@ def folder_digest(folder: Path, roots: Sequence[Path] = ()) -> str:
     roots: Other folders that a link may lead to.
     """
     mark = _mark_of(folder, roots)
-    memory = FileMemory("folder of captions")
+    memory = ManyFiles((user_cache() or Path(os.devnull)) / MEMORY)
     key = os.path.realpath(folder)
     found = memory.recall(key, mark)
     if found is None:
@@ -346,7 +349,7 @@ def folder_digest(folder: Path, roots: Sequence[Path] = ()) -> str:
                 whole.update(os.fsencode(name) + b"\0" + digest.encode() + b"\0")
         found = whole.digest()
         memory.remember(key, mark, found)
-        memory.save()
+        save_for_user(memory)
     return found.hex()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from dstrain.cache import FeatureCache, as_text
 from dstrain.cache.addresses import ABSENT, ADDRESS, BYTES, Addresses, Numbers, PlanKeys
+from dstrain.cache.backend.index import digests_of_files
 from dstrain.console import counted
 from dstrain.data import Cell, input_key, inputs_of
 from dstrain.data.dataset import Groups, SampleIds
@@ -16,8 +17,9 @@ from dstrain.models.needed_components import Found, component_digests
 from dstrain.runs.prompt_rows import PromptPlan, plan_rows
 from dstrain.runs.recorded_versions import component_code
 from dstrain.runs.setup import Setup
-from dstrain.storage import Digests, hash_json
+from dstrain.storage import hash_json
 from dstrain.storage.columns import BATCH_ROWS
+from dstrain.storage.file_digests import Digests, ModelDigests
 from dstrain.storage.lazy_sequences import Lazy
 
 NO_ADDRESS = bytes(BYTES)
@@ -110,7 +112,8 @@ class KeyedSamples:
     components: Mapping[str, str]
     """Component -> digest of its files, its configuration and the family's code for it."""
     digests: Digests
-    """Those of the files of the dataset and of the models."""
+    """The digests of the dataset's files."""
+    model_digests: ModelDigests
     samples: AddressedSamples
     """The samples of the dataset, then one for each row that plugins add."""
 
@@ -137,10 +140,11 @@ def key_rows(setup: Setup) -> KeyedSamples:
     added = plan_rows(setup)
     plans = [setup.plan(inputs) for inputs in dataset.input_sets]
     found = setup.find([*plans, *(row.plan for row in added)])
-    digests = Digests()
-    components = component_keys(setup, found, digests)
+    digests = digests_of_files(setup.cache_path)
+    model_digests = ModelDigests()
+    components = component_keys(setup, found, model_digests)
     samples = _addressed(setup, added, components, digests)
-    return KeyedSamples(found, components, digests, samples)
+    return KeyedSamples(found, components, digests, model_digests, samples)
 
 
 def component_keys(setup: Setup, found: Found, digests: Digests) -> dict[str, str]:

@@ -57,14 +57,18 @@ def write_plan(setup: Setup, keyed: KeyedSamples, words: Sequence[str]) -> None:
         models=named_models(setup.family, setup.models),
         files={
             name: [
-                (redacted(os.path.abspath(file)), place, keyed.digests.record(file))
+                (
+                    redacted(os.path.abspath(file)),
+                    place,
+                    keyed.model_digests.record(file),
+                )
                 for place, file in files_in(files.paths)
             ]
             for name, files in keyed.found.files.items()
         },
         versions=setup.versions,
         sizes=group_sizes(setup.dataset),
-        repeatable=as_repeatable(setup, source, keyed.digests),
+        repeatable=as_repeatable(setup, source, keyed.digests, keyed.model_digests),
         prompt_rows=[
             row_line(row, sample.addresses)
             for row, sample in zip(

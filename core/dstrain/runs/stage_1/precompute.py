@@ -150,6 +150,7 @@ def fill(
     if processes.is_main:
         keyed = key_rows(setup)
         keyed.digests.save()
+        keyed.model_digests.save()
     # The main process first: the digests that it remembers need not be read again.
     processes.wait()
     if not processes.is_main:
@@ -215,7 +216,7 @@ def _load(
         digests = {name: keyed.components[name] for name in files}
         loaded = Loaded(pipeline, digests)
     for component in found.files.values():
-        keyed.digests.check_unchanged(component.paths)
+        keyed.model_digests.check_unchanged(component.paths)
     return loaded
 
 

@@ -27,6 +27,7 @@ from dstrain.runs.prompt_rows import recorded_plan
 from dstrain.runs.setup import Setup
 from dstrain.runs.stage_1.keyed_samples import component_keys
 from dstrain.storage import Digests, hash_json
+from dstrain.storage.file_digests import ModelDigests
 from dstrain.storage.hashing import package_digest
 from dstrain.training import CachedSamples
 
@@ -68,14 +69,14 @@ def log_count(setup: Setup, missing: int, count: int) -> None:
 
 
 def as_repeatable(
-    setup: Setup, source: Source | None, digests: Digests
+    setup: Setup, source: Source | None, *digests: Digests
 ) -> dict[str, Any]:
     """Return what a plan records so that it is seen that there is nothing to do."""
     largest = largest_sample(setup.dataset, setup.name_row)
     return {
         **_facts(setup, source),
         # A file that changes again at once may keep its times.
-        "settled": not digests.unsettled,
+        "settled": not any(one.unsettled for one in digests),
         # For a dry run, which says what memory it needs.
         "largest": None if largest is None else asdict(largest),
     }
@@ -205,7 +206,7 @@ def _has_equal_components(setup: Setup, info: CacheInfo, may_fetch: bool) -> boo
     plans = [setup.plan(frozenset(names)) for names in info.inputs]
     plans += [recorded_plan(setup, line) for line in info.prompt_rows]
     found = setup.find(plans) if may_fetch else setup.find(plans, [])
-    digests = Digests()
+    digests = ModelDigests()
     components = component_keys(setup, found, digests)
     digests.save()
     return bool(

@@ -102,7 +102,7 @@ def generate_dataset(config: GenerateConfig) -> None:
             what = "follows Euler's rule of flow matching, which this model has not"
             raise UsageError("--trajectory", what, "leave it out")
         steps = student_steps(table) if own.trajectory else []
-        digests = Digests()
+        digests = Digests(folder / ".digests.npy")
         # Other samplers' paths are not straight between two of their steps.
         is_own = own.trajectory and bool(source.spec.samplers)
         euler = {"sampler": EULER} if is_own else {}

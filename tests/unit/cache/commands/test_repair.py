@@ -86,12 +86,13 @@ def test_damaged_rows_of_a_plan_are_made_again(cache: Path, here: Path) -> None:
     assert rows(cache) == rows(here / "whole")
 
 
-def test_an_index_is_made_again(cache: Path) -> None:
-    path = only(cache, "index/*")
-    whole = path.read_bytes()
-    damage(path, 200)
-    mended(cache)
-    assert only(cache, "index/*").read_bytes() == whole
+def test_an_index_and_digests_are_made_again(cache: Path) -> None:
+    for path, at in ((only(cache, "index/*"), 200), (cache / "digests.npy", -10)):
+        whole = path.read_bytes()
+        damage(path, at)
+        mended(cache)
+        assert not path.exists() or path.read_bytes() == whole
+    assert len(list((cache / "index").iterdir())) == 1
 
 
 def test_a_plan_without_its_record_is_removed_and_named(cache: Path) -> None:
@@ -102,8 +103,8 @@ def test_a_plan_without_its_record_is_removed_and_named(cache: Path) -> None:
     assert not path.exists()
 
 
-def test_a_file_that_stage_1_did_not_write_stays(cache: Path) -> None:
-    name = "shards/model.safetensors"
+@pytest.mark.parametrize("name", ["shards/model.safetensors", "digests.npy"])
+def test_a_file_that_stage_1_did_not_write_stays(cache: Path, name: str) -> None:
     (cache / name).write_text("mine")
     with pytest.raises(StateError) as caught:
         mended(cache)

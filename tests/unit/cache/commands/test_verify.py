@@ -105,10 +105,17 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(
 
 def test_damage_of_what_is_derived_is_named(place: Place, capsys: Printed) -> None:
     (index,) = (place.cache / "index").iterdir()
-    flip(index, 200)
-    assert problems(place.cache, capsys).keys() == {index}
-    # It is not needed.
-    index.unlink()
+    digests = place.cache / "digests.npy"
+    for path, at in ((index, 200), (digests, -10)):
+        whole = path.read_bytes()
+        flip(path, at)
+        assert problems(place.cache, capsys).keys() == {path}
+        path.write_bytes(whole)
+    digests.write_text("mine")
+    assert problems(place.cache, capsys).keys() == {digests}
+    # Neither is needed.
+    for path in (index, digests):
+        path.unlink()
     verify(place.cache)
 
 

@@ -84,7 +84,7 @@ def test_a_folder_of_nobodys_is_taken(names: tuple[str, ...], here: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["bad_samples.jsonl", "dstrain.log", "other/store.json"]
+    "name", ["bad_samples.jsonl", "digests.npy", "dstrain.log", "other/store.json"]
 )
 def test_what_the_user_has_is_never_replaced(name: str, here: Path) -> None:
     put(f"cache/{name}")

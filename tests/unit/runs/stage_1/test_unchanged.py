@@ -17,6 +17,7 @@ from dstrain.runs import data_process
 from dstrain.runs.datasets.sources import dataset_source
 from dstrain.runs.stage_1.unchanged import code_of_rows
 from dstrain.storage import BAD_SAMPLES, file_memory, temporary
+from dstrain.storage.file_digests import ModelDigests
 
 from tests.support.caching_family import GUIDED
 from tests.support.caching_project import (
@@ -104,10 +105,9 @@ def test_no_row_is_read_and_the_cache_is_mended(
 
 
 def test_model_files_are_read_once(place: Place) -> None:
-    (stored,) = Path(os.environ["DSTRAIN_CACHE"]).glob("*.sqlite")
-    stored.unlink()  # as where they come from elsewhere
+    ModelDigests().path.unlink()  # as where they come from elsewhere
     assert not reads_rows(place)
-    assert stored.exists()
+    assert ModelDigests().path.exists()
 
 
 def another_caption(place: Place) -> None:
